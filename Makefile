@@ -1,0 +1,36 @@
+# Two commands matter to a user: `make demo` and `make test`. Both set up what they need.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+EXTRAS ?= dev,federated,llm
+
+.PHONY: demo test check bench clean
+.DELETE_ON_ERROR:
+
+# torch first and pinned: without the pin pip takes gigabytes of CUDA.
+$(VENV)/.ready-%: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[$(subst +,$(comma),$*)]"
+	@touch $@
+comma := ,
+empty :=
+plus  := +
+DEV   := $(VENV)/.ready-$(subst $(comma),$(plus),$(EXTRAS))
+
+demo: $(VENV)/.ready-federated
+	$(BIN)/sordina demo
+
+test: check
+	$(BIN)/python -m pytest -n 2 src tests
+
+check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready-dev+federated+llm+bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

@@ -1,0 +1,45 @@
+"""Sordina: train models on personal data under a privacy budget, and prove it.
+
+Names are loaded when first used, so that a command that only accounts never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sordina.errors import SordinaError
+from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
+
+if TYPE_CHECKING:
+    from sordina import accounting, clipping, mechanisms, sampling
+
+__version__ = "0.1.0"
+
+_ROOMS = ("accounting", "clipping", "mechanisms", "sampling")
+_NAMES: dict[str, str] = {}
+
+__all__ = [
+    "Adjacency",
+    "Budget",
+    "Guarantee",
+    "SordinaError",
+    "Trust",
+    "Unit",
+    "accounting",
+    "clipping",
+    "mechanisms",
+    "sampling",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"sordina.{name}")
+    raise AttributeError(f"module 'sordina' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,205 @@
+"""What happened, as frozen data. Accountants judge events; events never judge themselves.
+
+Every number is relative to a sensitivity *under the adjacency the accountant is asked about*: ``Gaussian(2.0)`` says
+that the noise had twice the standard deviation of the largest possible L2 change between neighbours. An event that
+an accountant does not know is refused, never skipped.
+
+======================  ===========================================================================================
+event                   contract
+======================  ===========================================================================================
+`Gaussian`              ``N(f(D), (noise_multiplier * S2)^2 I)``; multiplier 0 means no privacy, inf means no output
+`Laplace`               ``Lap(f(D), noise_multiplier * S1)``, pure ``1 / noise_multiplier``-DP
+`PureDP`                any ``epsilon``-DP mechanism (exponential, randomised response, sparse vector)
+`ApproximateDP`         any ``(epsilon, delta)``-DP mechanism
+`ZeroConcentrated`      any ``rho``-zCDP mechanism (discrete Gaussian)
+`PoissonSampled`        ``event`` on a sample that holds each unit independently with probability ``rate``
+`FixedSizeSampled`      ``event`` on ``batch`` of ``population`` units, uniform without replacement
+`Repeated`              ``event``, ``count`` times, adaptively
+`Composed`              all of ``events``, adaptively
+`RandomStopping`        ``event`` run K times, only the best result released; K from ``distribution``
+======================  ===========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from sordina.errors import InvalidInput
+
+
+def _refuse_unless(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidInput(message)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Gaussian noise of ``noise_multiplier`` times the L2 sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.noise_multiplier >= 0, f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise of scale ``noise_multiplier`` times the L1 sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.noise_multiplier >= 0, f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
+
+
+@dataclass(frozen=True)
+class PureDP:
+    """Any mechanism that is ``epsilon``-DP."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.epsilon >= 0, f"epsilon must be >= 0, got {self.epsilon}.")
+
+
+@dataclass(frozen=True)
+class ApproximateDP:
+    """Any mechanism that is ``(epsilon, delta)``-DP."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.epsilon >= 0, f"epsilon must be >= 0, got {self.epsilon}.")
+        _refuse_unless(0 <= self.delta <= 1, f"delta must lie in [0, 1], got {self.delta}.")
+
+
+@dataclass(frozen=True)
+class ZeroConcentrated:
+    """Any mechanism that is ``rho``-zCDP: Renyi divergence of order a at most ``rho * a`` for all a > 1."""
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.rho >= 0, f"rho must be >= 0, got {self.rho}.")
+
+
+@dataclass(frozen=True)
+class PoissonSampled:
+    """``event`` on a Poisson sample: each unit takes part independently with probability ``rate``."""
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        _refuse_unless(0 <= self.rate <= 1, f"sample rate must lie in [0, 1], got {self.rate}.")
+
+
+@dataclass(frozen=True)
+class FixedSizeSampled:
+    """``event`` on ``batch`` units drawn uniformly without replacement from ``population``."""
+
+    batch: int
+    population: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _refuse_unless(
+            0 <= self.batch <= self.population and self.population > 0,
+            f"batch must lie in [0, population], got {self.batch} of {self.population}.",
+        )
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """``event``, ``count`` times."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        _refuse_unless(
+            self.count >= 0 and not math.isinf(self.count) and int(self.count) == self.count,
+            f"count must be a whole number >= 0, got {self.count}.",
+        )
+
+
+@dataclass(frozen=True)
+class Composed:
+    """All of ``events``; the empty composition releases nothing."""
+
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class RandomStopping:
+    """``event`` run a random number of times, only the best outcome released (Papernot and Steinke 2022).
+
+    The number of runs is drawn from a truncated negative binomial with parameters ``eta`` (0: logarithmic,
+    1: geometric) and ``gamma``, or, with ``eta = inf``, from a Poisson distribution of mean ``mean``.
+    """
+
+    event: Event
+    eta: float
+    gamma: float
+    mean: float
+
+
+Event: TypeAlias = (
+    Gaussian
+    | Laplace
+    | PureDP
+    | ApproximateDP
+    | ZeroConcentrated
+    | PoissonSampled
+    | FixedSizeSampled
+    | Repeated
+    | Composed
+    | RandomStopping
+)
+
+NOTHING = Composed()
+_KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated,
+        PoissonSampled, FixedSizeSampled, Repeated, Composed, RandomStopping,
+    )
+}  # fmt: skip
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """A JSON-ready picture of an event; `from_dict` reads it back unchanged.
+
+    >>> from_dict(to_dict(PoissonSampled(0.01, Gaussian(1.0)))) == PoissonSampled(0.01, Gaussian(1.0))
+    True
+    """
+    data: dict[str, Any] = {"kind": type(event).__name__}
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, tuple):
+            data[field.name] = [to_dict(part) for part in value]
+        else:
+            data[field.name] = to_dict(value) if type(value).__name__ in _KINDS else value
+    return data
+
+
+def from_dict(data: dict[str, Any]) -> Event:
+    """The event that `to_dict` pictured; refuses anything else."""
+    try:
+        kind = _KINDS[data["kind"]]
+        arguments: dict[str, Any] = {}
+        for field in fields(kind):
+            value = data[field.name]
+            if isinstance(value, list):
+                value = tuple(from_dict(part) for part in value)
+            elif isinstance(value, dict):
+                value = from_dict(value)
+            arguments[field.name] = value
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"not a privacy event: {json.dumps(data, default=str)[:120]}.") from error
+    event: Event = kind(**arguments)
+    return event

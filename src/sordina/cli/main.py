@@ -1,0 +1,48 @@
+"""The `sordina` command: gathers the commands and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from sordina import __version__
+from sordina.errors import SordinaError
+
+app = typer.Typer(
+    name="sordina",
+    help="Train models on personal data under a privacy budget, and prove it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    if version:
+        typer.echo(f"sordina {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; never shows a traceback unless SORDINA_DEBUG is set."""
+    try:
+        app()
+    except SordinaError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted.", 130)
+    except BrokenPipeError:
+        os._exit(0)
+    except Exception as error:
+        if os.environ.get("SORDINA_DEBUG"):
+            raise
+        _fail(f"unexpected {type(error).__name__}: {error} (set SORDINA_DEBUG=1 for the traceback).", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.secho(f"sordina: {' '.join(message.split())}", err=True, fg=typer.colors.RED)
+    sys.exit(code)

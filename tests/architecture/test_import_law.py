@@ -1,0 +1,78 @@
+"""The import law of ARCHITECTURE.md: a room imports only rooms below it, and never its neighbours."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sordina
+
+SOURCE = Path(sordina.__file__).parent
+WORDS = {"types", "errors", "randomness", "seam", "__init__"}
+FLOORS = [
+    {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
+    {"datasets", "models"},
+    {"training"},
+    {"tuning", "federated", "estimators", "auditing", "fairness"},
+    {"reports"},
+    {"cli"},
+]
+SAME_FLOOR_ALLOWED = {
+    ("sampling", "accounting"),
+    ("mechanisms", "accounting"),
+    ("federated", "fairness"),
+}
+
+
+def floor(room: str) -> int:
+    return next(level for level, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def imports(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import; name the room in full"
+            names = [node.module]
+            if node.module == "sordina":
+                names = [f"sordina.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("sordina.")}
+    return rooms
+
+
+def verdict(room: str, other: str) -> bool:
+    """Whether ``room`` may import ``other``."""
+    if other in WORDS or other == room or other.startswith("_") or other[0].isupper():
+        return True
+    return floor(other) < floor(room) or (room, other) in SAME_FLOOR_ALLOWED
+
+
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent != SOURCE]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_what_stands_below_it(path):
+    room = path.relative_to(SOURCE).parts[0]
+    forbidden = {other for other in imports(path) if not verdict(room, other)}
+    assert not forbidden, f"{path.relative_to(SOURCE)} must not import {sorted(forbidden)}"
+
+
+def test_the_words_import_no_room():
+    for word in WORDS - {"__init__"}:
+        assert imports(SOURCE / f"{word}.py") <= WORDS
+
+
+def test_every_room_stands_on_a_floor():
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert rooms == set().union(*FLOORS)
+
+
+def test_the_law_has_teeth():
+    assert not verdict("clipping", "gradients")
+    assert not verdict("accounting", "cli")
+    assert verdict("cli", "accounting")
