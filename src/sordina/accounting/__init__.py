@@ -1,1 +1,58 @@
-"""To come."""
+"""Accounting: what happened (events), who judges it (accountants), how much noise a budget buys.
+
+>>> from sordina.accounting import Account, Gaussian, PoissonSampled
+>>> account = Account()
+>>> account.record(PoissonSampled(0.01, Gaussian(2.0)), count=100)
+>>> account.epsilon(1e-5) < 1
+True
+"""
+
+from sordina.accounting.account import Account
+from sordina.accounting.accountants import NAMES, Accountant, accountant
+from sordina.accounting.calibrate import noise_multiplier
+from sordina.accounting.events import (
+    NOTHING,
+    ApproximateDP,
+    Composed,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    RandomStopping,
+    Repeated,
+    ZeroConcentrated,
+    from_dict,
+    to_dict,
+)
+from sordina.accounting.gaussian import combined_multiplier, gaussian_delta, gaussian_epsilon, joint
+from sordina.accounting.search import SearchPlan, search_noise
+
+__all__ = [
+    "NAMES",
+    "NOTHING",
+    "Account",
+    "Accountant",
+    "ApproximateDP",
+    "Composed",
+    "Event",
+    "FixedSizeSampled",
+    "Gaussian",
+    "Laplace",
+    "PoissonSampled",
+    "PureDP",
+    "RandomStopping",
+    "Repeated",
+    "SearchPlan",
+    "ZeroConcentrated",
+    "accountant",
+    "combined_multiplier",
+    "from_dict",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "joint",
+    "noise_multiplier",
+    "search_noise",
+    "to_dict",
+]
