@@ -46,9 +46,17 @@ Query: TypeAlias = VectorQuery | ScalarQuery
 
 @dataclass(frozen=True)
 class Released:
-    """Noised answers, in the order of the queries: the only values a policy may adapt on."""
+    """Noised sums, in the order of the queries: with what is public about them, all a policy may adapt on."""
 
     answers: tuple[Tensor, ...]
+    noise: tuple[float, ...]
+    """Standard deviation of the noise on each answer."""
+    divisor: float
+    """The public number that turns a sum into a mean: the expected batch size."""
+
+    def mean(self, index: int = 0) -> Tensor:
+        """Answer ``index`` as a mean over the expected batch."""
+        return self.answers[index] / self.divisor
 
 
 class Tape(Protocol):

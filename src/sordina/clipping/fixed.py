@@ -1,0 +1,51 @@
+"""Clip every vector to one public threshold (Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sordina.clipping.policy import ball, shrink
+from sordina.seam import Query, Released, Scalars, VectorQuery
+from sordina.types import Adjacency, check_positive
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """``g -> g min(1, C / |g|)``; sensitivity C (add/remove) or 2C (replace-one).
+
+    >>> Fixed(1.0).bounds(None, Adjacency.REPLACE_ONE)
+    (2.0,)
+    """
+
+    C: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("clipping threshold C", self.C)
+
+    def init(self, size: int) -> None:
+        """Nothing to remember."""
+
+    def direction(self, state: None) -> Tensor | None:
+        """None."""
+        return None
+
+    def ask(self, scalars: Scalars, state: None) -> tuple[Query, ...]:
+        """The sum of clipped vectors."""
+        return (VectorQuery(shrink(scalars.norms, self.C)),)
+
+    def bounds(self, state: None, adjacency: Adjacency) -> tuple[float, ...]:
+        """C or 2C."""
+        return (ball(self.C, adjacency),)
+
+    def split(self, noise_multiplier: float) -> tuple[float, ...]:
+        """All noise on the one query."""
+        return (noise_multiplier,)
+
+    def adapt(self, state: None, released: Released) -> None:
+        """Nothing changes."""
+
+    def threshold(self, state: None) -> float:
+        """C."""
+        return self.C

@@ -1,0 +1,93 @@
+"""The seam of this room: a policy maps per-sample numbers to queries, and states the bound of what it asked.
+
+Contract (tests/contracts runs it over every policy):
+
+- pointwise: the coefficients of sample i depend on sample i and the state only, so micro-batches are free;
+- bounded: whatever the vectors are, one sample changes answer k by at most ``bounds(state, adjacency)[k]`` in L2 norm;
+- a sample whose norm is not finite gets coefficient zero;
+- ``adapt`` reads released values only, and the next state is what the next batch is clipped with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from sordina.seam import Query, Released, Scalars
+from sordina.types import Adjacency
+
+State = TypeVar("State")
+
+
+class Policy(Protocol[State]):
+    """How per-sample vectors are bounded, and how the bound adapts. The first query is the gradient."""
+
+    def init(self, size: int) -> State:
+        """The state before the first step, for vectors of ``size`` numbers."""
+        ...
+
+    def direction(self, state: State) -> Tensor | None:
+        """The public unit vector on which projections are wanted, if any."""
+        ...
+
+    def ask(self, scalars: Scalars, state: State) -> tuple[Query, ...]:
+        """The queries for these samples; pointwise."""
+        ...
+
+    def bounds(self, state: State, adjacency: Adjacency) -> tuple[float, ...]:
+        """The L2 sensitivity of each query."""
+        ...
+
+    def split(self, noise_multiplier: float) -> tuple[float, ...]:
+        """One noise multiplier per query, that together cost as much as ``noise_multiplier`` (Prop. 1 of 000)."""
+        ...
+
+    def adapt(self, state: State, released: Released) -> State:
+        """The next state, from noised answers."""
+        ...
+
+    def threshold(self, state: State) -> float:
+        """The current clipping threshold, for people to look at."""
+        ...
+
+
+def shrink(norms: Tensor, threshold: float) -> Tensor:
+    """``min(1, C / |g|)``, and 0 where the norm is not finite.
+
+    >>> shrink(torch.tensor([0.0, 1.0, 4.0, float("inf")]), 2.0)
+    tensor([1.0000, 1.0000, 0.5000, 0.0000])
+    """
+    factor = (threshold / norms).clamp(max=1.0)
+    return torch.where(norms.isfinite(), factor, torch.zeros_like(factor))
+
+
+def ball(radius: float, adjacency: Adjacency) -> float:
+    """The largest change of a sum of vectors of norm at most ``radius``: r when one comes or goes, 2r when replaced."""
+    return radius if adjacency is Adjacency.ADD_REMOVE else 2 * radius
+
+
+def side_query(noise_multiplier: float, inflation: float, shares: Sequence[float] = (1.0,)) -> tuple[float, ...]:
+    """Split the noise between the gradient and side queries (Prop. 1 of 000).
+
+    The gradient's multiplier grows by the factor ``1 + inflation``; the side queries divide what that leaves by
+    ``shares``, which add up to one: ``nu^-2 = nu_g^-2 + sum nu_k^-2``.
+
+    >>> [round(nu, 3) for nu in side_query(1.0, 0.01)]
+    [1.01, 7.124]
+    """
+    left = 1 - (1 + inflation) ** -2
+    return (noise_multiplier * (1 + inflation), *(noise_multiplier * (share * left) ** -0.5 for share in shares))
+
+
+def spread(multipliers: Sequence[float]) -> float:
+    """The single multiplier that several joint Gaussian queries cost: the inverse of `side_query`.
+
+    >>> round(spread(side_query(0.7, 0.01)), 12)
+    0.7
+    """
+    if any(nu == 0 for nu in multipliers):
+        return 0.0
+    return float(sum(nu**-2 for nu in multipliers) ** -0.5)

@@ -1,0 +1,72 @@
+"""Follow a quantile of the norms, estimated with a noisy count (Andrew et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordina.clipping.policy import ball, shrink, side_query
+from sordina.errors import InvalidInput
+from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
+from sordina.types import Adjacency, check_positive
+
+
+@dataclass(frozen=True)
+class QuantileState:
+    """The current threshold."""
+
+    C: float
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """``C <- C exp(-rate (b - gamma))`` with b the noised fraction of norms at most C.
+
+    The count is asked as ``sum (1[|g| <= C] - 1/2)``, whose sensitivity is 1/2 under add/remove and 1 under
+    replace-one. It shares the noise with the gradient by Prop. 1 of 000: the gradient's grows by ``inflation``.
+    """
+
+    gamma: float = 0.5
+    initial: float = 0.1
+    rate: float = 0.2
+    inflation: float = 0.002
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma < 1:
+            raise InvalidInput(f"the quantile gamma must lie in (0, 1), got {self.gamma}.")
+        check_positive("initial clipping threshold", self.initial)
+        check_positive("rate of the quantile update", self.rate)
+        check_positive("inflation", self.inflation)
+
+    def init(self, size: int) -> QuantileState:
+        """Start at ``initial``."""
+        return QuantileState(self.initial)
+
+    def direction(self, state: QuantileState) -> Tensor | None:
+        """None."""
+        return None
+
+    def ask(self, scalars: Scalars, state: QuantileState) -> tuple[Query, ...]:
+        """The sum of clipped vectors and the centred count of those below the threshold."""
+        below = torch.where(scalars.norms <= state.C, 0.5, -0.5).to(scalars.norms)
+        return (VectorQuery(shrink(scalars.norms, state.C)), ScalarQuery(below))
+
+    def bounds(self, state: QuantileState, adjacency: Adjacency) -> tuple[float, ...]:
+        """C and 1/2, or twice that."""
+        return (ball(state.C, adjacency), ball(0.5, adjacency))
+
+    def split(self, noise_multiplier: float) -> tuple[float, ...]:
+        """Little noise suffices for the gradient to stay almost as it was: a count is one number."""
+        return side_query(noise_multiplier, self.inflation)
+
+    def adapt(self, state: QuantileState, released: Released) -> QuantileState:
+        """Move the threshold towards the quantile, geometrically."""
+        fraction = float(released.mean(1)) + 0.5
+        return QuantileState(state.C * math.exp(-self.rate * (fraction - self.gamma)))
+
+    def threshold(self, state: QuantileState) -> float:
+        """The current C."""
+        return state.C
