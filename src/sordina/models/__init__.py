@@ -1,1 +1,80 @@
-"""To come."""
+"""Models of the reproductions, by name; their first weights come from a seed that is an argument.
+
+>>> model = build("mnist-cnn", seed=0)
+>>> sum(parameter.numel() for parameter in model.parameters())
+551322
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sordina.errors import InvalidInput
+from sordina.models import images, losses, metrics, tables
+
+__all__ = ["build", "default", "losses", "metrics", "names"]
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "mnist-cnn": images.mnist_cnn,
+    "small-cnn": images.small_cnn,
+    "autoencoder": images.autoencoder,
+    "femnist-cnn": images.femnist_cnn,
+    "digits-cnn": images.digits_cnn,
+    "mlp": tables.mlp,
+    "adult-mlp": tables.adult_mlp,
+    "ag-news": tables.ag_news,
+    "hospital": tables.hospital,
+    "logistic": tables.logistic,
+    "svm": tables.svm,
+    "linear": tables.linear,
+}
+
+_DEFAULTS = {
+    "digits": "digits-cnn",
+    "adult": "adult-mlp",
+    "mnist": "mnist-cnn",
+    "mnist-writers": "small-cnn",
+    "fashion-mnist": "autoencoder",
+    "ag-news": "ag-news",
+    "hospital": "hospital",
+    "femnist": "femnist-cnn",
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names `build` knows."""
+    return tuple(_BUILDERS)
+
+
+def default(dataset: str) -> str:
+    """The name of the model that the founding documents train on ``dataset``.
+
+    >>> default("fashion-mnist")
+    'autoencoder'
+    """
+    if dataset not in _DEFAULTS:
+        raise InvalidInput(f"no default model for the data set {dataset!r}: choose one of {', '.join(_BUILDERS)}.")
+    return _DEFAULTS[dataset]
+
+
+def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
+    """The model called ``name``, its weights drawn from ``seed``; torch's global generator stays as it was.
+
+    >>> build("resnet")
+    Traceback (most recent call last):
+    sordina.errors.InvalidInput: unknown model 'resnet': choose one of mnist-cnn, ...
+    """
+    if name not in _BUILDERS:
+        raise InvalidInput(f"unknown model {name!r}: choose one of {', '.join(_BUILDERS)}.")
+    known = inspect.signature(_BUILDERS[name]).parameters
+    for option in options:
+        if option not in known:
+            raise InvalidInput(f"model {name} has no option {option!r}: it takes {', '.join(known) or 'none'}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _BUILDERS[name](**options)

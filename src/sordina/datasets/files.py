@@ -1,0 +1,95 @@
+"""Where data files are: in the folder SORDINA_DATA, else in the user's cache, else on the net.
+
+SORDINA_DATA is the user's own folder: what lies there is taken as it is. What is downloaded lands in the cache, and
+only after its checksum agrees.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from sordina.errors import DataNotFound
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Called with the file's name, the bytes so far and the bytes in all, if the server says."""
+
+ENVIRONMENT = "SORDINA_DATA"
+
+
+@dataclass(frozen=True)
+class File:
+    """A public file: its place under a data folder, its checksum and where it can be had."""
+
+    path: str
+    digest: str
+    """``algorithm:hexadecimal``, for example ``sha256:ba89...``."""
+    urls: tuple[str, ...] = ()
+    decompressed: bool = False
+    """Whether the digest is of the content after gunzip, for files that mirrors compress differently."""
+
+
+def cache_folder() -> Path:
+    """The user's cache for downloaded data, by the custom of the operating system."""
+    if sys.platform == "win32":
+        root = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        root = Path.home() / "Library" / "Caches"
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return root / "sordina" / "data"
+
+
+def _folders() -> Iterator[Path]:
+    if os.environ.get(ENVIRONMENT):
+        yield Path(os.environ[ENVIRONMENT]).expanduser()
+    yield cache_folder()
+
+
+def find(*paths: str) -> Path | None:
+    """The first of ``paths`` that exists, each tried in SORDINA_DATA and in the cache; with or without ``.gz``."""
+    for path in paths:
+        for folder in _folders():
+            for name in (path, path.removesuffix(".gz") if path.endswith(".gz") else f"{path}.gz"):
+                if (folder / name).exists():
+                    return folder / name
+    return None
+
+
+def obtain(file: File, *alternatives: str, progress: Progress | None = None) -> Path:
+    """``file``, or the first of ``alternatives`` that is already at hand; downloaded to the cache if none is."""
+    found = find(*alternatives, file.path)
+    if found is not None:
+        return found
+    if not file.urls:
+        raise missing(file.path)
+    from sordina.datasets.download import download
+
+    return download(file, cache_folder(), progress=progress)
+
+
+def missing(path: str, why: str = "it has no public address to download it from") -> DataNotFound:
+    """The one sentence about a file that is not there."""
+    folder = os.environ.get(ENVIRONMENT)
+    looked = f"in {ENVIRONMENT} ({folder})" if folder else f"({ENVIRONMENT} is not set)"
+    return DataNotFound(
+        f"{path} is not {looked} nor in the cache {cache_folder()}, and {why}: "
+        f"set {ENVIRONMENT} to a folder that holds {path}."
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole content, gunzipped if it is gzip, whatever its name."""
+    content = path.read_bytes()
+    return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+
+
+def open_text(path: Path) -> IO[str]:
+    """The content as UTF-8 text, gunzipped if need be."""
+    return io.StringIO(read_bytes(path).decode("utf-8"), newline="")

@@ -1,0 +1,50 @@
+"""MNIST: 60 000 + 10 000 handwritten digits, 28 x 28, pixels mapped to [0, 1] by the public constant 255."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from sordina.datasets import idx
+from sordina.datasets.data import Data, Task
+from sordina.datasets.files import File, Progress, obtain
+
+_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+_CONTENT = {
+    "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+
+
+def files(folder: str, content: dict[str, str], mirrors: tuple[str, ...]) -> dict[str, File]:
+    """The four idx files of a data set laid out like MNIST, with the sha256 of their decompressed content."""
+    return {
+        name: File(f"{folder}/{name}", f"sha256:{digest}", tuple(url + name for url in mirrors), decompressed=True)
+        for name, digest in content.items()
+    }
+
+
+FILES = files("mnist", _CONTENT, _MIRRORS)
+
+
+def images_and_labels(files: dict[str, File], split: str, progress: Progress | None) -> tuple[Tensor, Tensor]:
+    """Images (N, 1, 28, 28) in [0, 1] and labels (N,), of ``split`` "train" or "t10k"."""
+    pixels = idx.read(obtain(files[f"{split}-images-idx3-ubyte.gz"], progress=progress))
+    labels = idx.read(obtain(files[f"{split}-labels-idx1-ubyte.gz"], progress=progress))
+    images = torch.from_numpy(pixels.copy()).unsqueeze(1).to(torch.float32).div_(255)
+    return images, torch.from_numpy(labels.copy()).to(torch.int64)
+
+
+def load(*, progress: Progress | None = None) -> Data:
+    """MNIST for classification."""
+    return Data(
+        name="mnist",
+        train=TensorDataset(*images_and_labels(FILES, "train", progress)),
+        test=TensorDataset(*images_and_labels(FILES, "t10k", progress)),
+        task=Task.CLASSIFICATION,
+        classes=10,
+        source="MNIST (LeCun et al. 1998), complete: 60 000 + 10 000",
+    )
