@@ -21,6 +21,11 @@ _MODULES = {
     "adult": "adult",
     "mnist": "mnist",
     "fashion-mnist": "fashion_mnist",
+    "ag-news": "ag_news",
+    "hospital": "hospital",
+    "mnist-writers": "mnist_writers",
+    "femnist": "femnist",
+    "wikitext-2": "wikitext",
 }
 
 

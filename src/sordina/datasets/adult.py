@@ -3,8 +3,9 @@
 Every constant of the encoding is public. The categories are those of the data set's own documentation
 (``adult.names``); the numeric ranges are those of the survey's coding (ages 17 to 90, hours 1 to 99, gains up to
 99 999), or round figures; none is computed from the rows, because a maximum read off the data is a leak.
-Capital gain and loss span five decades and are mostly zero: they enter as ``log(1 + v) / log(1 + highest)``. The
-sampling weight ``fnlwgt`` says nothing about the person and is left out.
+Capital gain and loss span five decades and are mostly zero: they enter as ``log(1 + v) / log(1 + highest)``. Age,
+hours, gain and loss enter a second time as intervals with round limits, which lets a linear model bend. The sampling
+weight ``fnlwgt`` says nothing about the person and is left out.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ RANGES = {
 }
 LOGARITHMIC = ("capital_gain", "capital_loss")
 
+INTERVALS = {
+    "age": (25, 30, 35, 45, 55, 65),
+    "hours_per_week": (20, 35, 41, 50, 60),
+    "capital_gain": (1, 3_000, 5_000, 7_000, 15_000),
+    "capital_loss": (1, 1_500, 2_000, 2_500),
+}
+"""Where an interval begins; the first one begins at the lowest value."""
+
 CATEGORIES = {
     "workclass": _words(
         "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked ?"
@@ -83,8 +92,12 @@ CATEGORIES = {
     ),
 }
 
-FEATURES = (*RANGES, *(f"{name}={value}" for name, values in CATEGORIES.items() for value in values))
-"""The names of the 107 inputs, in order."""
+FEATURES = (
+    *RANGES,
+    *(f"{name}>={start}" for name, starts in INTERVALS.items() for start in (0, *starts)),
+    *(f"{name}={value}" for name, values in CATEGORIES.items() for value in values),
+)
+"""The names of the 131 inputs, in order."""
 
 
 def read(path: Path) -> dict[str, list[str]]:
@@ -111,13 +124,16 @@ def _codes(columns: dict[str, list[str]], name: str) -> npt.NDArray[np.int64]:
 
 
 def encode(columns: dict[str, list[str]]) -> npt.NDArray[np.float32]:
-    """Inputs in [0, 1]: scaled numbers, then one-hot categories, in the order of `FEATURES`."""
+    """Inputs in [0, 1]: scaled numbers, then one-hot intervals and categories, in the order of `FEATURES`."""
     parts = []
     for name, (low, high) in RANGES.items():
         share = (np.clip(np.array(columns[name], dtype=np.float64), low, high) - low) / (high - low)
         if name in LOGARITHMIC:
             share = np.log1p(share * high) / math.log1p(high)
         parts.append(share[:, None].astype(np.float32))
+    for name, starts in INTERVALS.items():
+        interval = np.digitize(np.array(columns[name], dtype=np.float64), starts)
+        parts.append(np.eye(len(starts) + 1, dtype=np.float32)[interval])
     parts += [np.eye(len(CATEGORIES[name]), dtype=np.float32)[_codes(columns, name)] for name in CATEGORIES]
     return np.concatenate(parts, axis=1)
 
@@ -130,7 +146,7 @@ def _split(split: str, progress: Progress | None) -> tuple[TensorDataset, dict[s
 
 
 def load(*, progress: Progress | None = None) -> Data:
-    """Adult: 107 inputs in [0, 1], target 1 for an income above 50 000 dollars."""
+    """Adult: 131 inputs in [0, 1], target 1 for an income above 50 000 dollars."""
     train, train_groups = _split("train", progress)
     test, test_groups = _split("test", progress)
     return Data(

@@ -77,9 +77,9 @@ def obtain(file: File, *alternatives: str, progress: Progress | None = None) -> 
 def missing(path: str, why: str = "it has no public address to download it from") -> DataNotFound:
     """The one sentence about a file that is not there."""
     folder = os.environ.get(ENVIRONMENT)
-    looked = f"in {ENVIRONMENT} ({folder})" if folder else f"({ENVIRONMENT} is not set)"
+    looked = f"it is not in {ENVIRONMENT} ({folder})" if folder else f"{ENVIRONMENT} is not set"
     return DataNotFound(
-        f"{path} is not {looked} nor in the cache {cache_folder()}, and {why}: "
+        f"no {path}: {looked}, it is not in the cache ({cache_folder()}), and {why}; "
         f"set {ENVIRONMENT} to a folder that holds {path}."
     )
 

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from sordina.errors import InvalidInput
 from sordina.models import images, losses, metrics, tables
 
-__all__ = ["build", "default", "losses", "metrics", "names"]
+__all__ = ["build", "build_for", "default", "losses", "metrics", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": images.mnist_cnn,
@@ -78,3 +79,31 @@ def build(name: str, *, seed: int = 0, **options: Any) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _BUILDERS[name](**options)
+
+
+class Described(Protocol):
+    """What `build_for` needs to know of a data set; `sordina.datasets.Data` knows it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry."""
+        ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, 0 if there are none."""
+        ...
+
+
+def build_for(data: Described, name: str | None = None, *, seed: int = 0, **options: Any) -> nn.Module:
+    """The model called ``name`` (or the data set's `default`), with as many inputs and classes as ``data`` has."""
+    name = default(data.name) if name is None else name
+    sizes = {"inputs": math.prod(data.input_shape), "classes": data.classes}
+    known = inspect.signature(_BUILDERS[name]).parameters if name in _BUILDERS else {}
+    fitting = {size: value for size, value in sizes.items() if size in known and value}
+    return build(name, seed=seed, **{**fitting, **options})

@@ -14,7 +14,7 @@ def mlp(*, inputs: int = 64, hidden: int = 32, classes: int = 10, activation: st
     )
 
 
-def adult_mlp(*, inputs: int = 107, hidden: int = 64, dropout: float = 0.0, activation: str = "relu") -> nn.Sequential:
+def adult_mlp(*, inputs: int = 131, hidden: int = 64, dropout: float = 0.0, activation: str = "relu") -> nn.Sequential:
     """003 section VI-B: two dense layers, ReLU and dropout between them, cross-entropy over two classes.
 
     003 prints neither the width nor the dropout rate. Noise already regularises private training, so dropout is 0
@@ -40,12 +40,12 @@ def hospital() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
 
 
-def logistic(*, inputs: int = 107, classes: int = 2) -> nn.Linear:
+def logistic(*, inputs: int = 131, classes: int = 2) -> nn.Linear:
     """Logistic regression, with one row of weights per class; starts at zero, as the problem is convex (003 VI-C)."""
     return _zero(nn.Linear(inputs, classes))
 
 
-def svm(*, inputs: int = 107) -> nn.Linear:
+def svm(*, inputs: int = 131) -> nn.Linear:
     """A linear support vector machine: one score, trained with `losses.hinge`; starts at zero."""
     return _zero(nn.Linear(inputs, 1))
 
