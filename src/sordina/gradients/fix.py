@@ -1,0 +1,59 @@
+"""Repair what can be repaired in a model, so that it trains privately."""
+
+from __future__ import annotations
+
+import copy
+from math import gcd
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+
+def fix(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` without what `check` finds and code can replace; parameters that remain keep their values.
+
+    >>> fix(nn.Sequential(nn.BatchNorm2d(12), nn.ReLU(inplace=True)))
+    Sequential(
+      (0): GroupNorm(4, 12, eps=1e-05, affine=True)
+      (1): ReLU()
+    )
+    """
+    return _repaired(copy.deepcopy(model))
+
+
+def _repaired(module: nn.Module) -> nn.Module:
+    if isinstance(module, _InstanceNorm):
+        return _without_statistics(module)
+    if isinstance(module, _BatchNorm):
+        return _group_norm(module)
+    if getattr(module, "inplace", False) is True:
+        module.inplace = False  # type: ignore[assignment]
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        module.scale_grad_by_freq = module.sparse = False
+    for name, child in module.named_children():
+        setattr(module, name, _repaired(child))
+    return module
+
+
+def _group_norm(module: _BatchNorm) -> nn.Module:
+    """Groups of up to 32, as many as divide the channels; the learned scale and shift are kept."""
+    groups = gcd(module.num_features, 32)
+    groups = groups if module.num_features // groups > 1 or groups == 1 else groups // 2
+    fresh = nn.GroupNorm(groups, module.num_features, eps=module.eps, affine=module.affine)
+    return _like(fresh, module)
+
+
+def _without_statistics(module: _InstanceNorm) -> nn.Module:
+    if not module.track_running_stats:
+        return module
+    fresh = type(module)(module.num_features, module.eps, affine=module.affine, track_running_stats=False)
+    return _like(fresh, module)
+
+
+def _like(fresh: nn.Module, module: _BatchNorm | _InstanceNorm) -> nn.Module:
+    if module.affine:
+        with torch.no_grad():
+            fresh.weight, fresh.bias = module.weight, module.bias
+    return fresh.train(module.training)
