@@ -13,16 +13,18 @@ from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
 
 if TYPE_CHECKING:
     from sordina import accounting, clipping, mechanisms, sampling
+    from sordina.accounting.ledger import Ledger
 
 __version__ = "0.1.0"
 
 _ROOMS = ("accounting", "clipping", "mechanisms", "sampling")
-_NAMES: dict[str, str] = {}
+_NAMES: dict[str, str] = {"Ledger": "sordina.accounting.ledger"}
 
 __all__ = [
     "Adjacency",
     "Budget",
     "Guarantee",
+    "Ledger",
     "SordinaError",
     "Trust",
     "Unit",

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from sordina import __version__
+from sordina.cli import ledger
 from sordina.errors import SordinaError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(ledger.app, name="ledger")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,186 @@
+"""One line of the history, its canonical text, and the chain of hashes that holds the lines together.
+
+The text of an entry is JSON with sorted keys, no spaces and ASCII only, so every database stores it unchanged; its
+hash is ``sha256(previous hash, newline, text)``, and the first entry follows sixty-four zeros.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sordina.accounting.events import Event, from_dict, to_dict
+from sordina.errors import InvalidInput, LedgerCorrupt
+from sordina.types import Adjacency, Budget, Unit
+
+GENESIS = "0" * 64
+
+
+class Kind(str, Enum):
+    """What an entry does."""
+
+    CREATE = "create"
+    RESERVE = "reserve"
+    SETTLE = "settle"
+    RELEASE = "release"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Who did what to which data set, when, and under which adjacency, unit and accountant.
+
+    ``budget`` belongs to *create*, ``event`` to *reserve* and *settle*, and ``reservation`` (the id of the entry
+    that reserved) to *settle* and *release*. ``note`` holds why a reservation was released, or a warning.
+    """
+
+    id: int
+    time: str
+    who: str
+    what: str
+    kind: Kind
+    dataset: str
+    adjacency: Adjacency
+    unit: Unit
+    accountant: str
+    budget: Budget | None = None
+    event: Event | None = None
+    reservation: int | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture of the entry; `from_dict` reads it back."""
+        data: dict[str, Any] = {
+            "id": self.id, "time": self.time, "who": self.who, "what": self.what, "kind": str(self.kind),
+            "dataset": self.dataset, "adjacency": str(self.adjacency), "unit": str(self.unit),
+            "accountant": self.accountant,
+        }  # fmt: skip
+        if self.budget is not None:
+            data |= {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        if self.event is not None:
+            data["event"] = to_dict(self.event)
+        if self.reservation is not None:
+            data["reservation"] = self.reservation
+        if self.note:
+            data["note"] = self.note
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Entry:
+        """The entry that `to_dict` pictured."""
+        return cls(
+            id=data["id"],
+            time=data["time"],
+            who=data["who"],
+            what=data["what"],
+            kind=Kind(data["kind"]),
+            dataset=data["dataset"],
+            adjacency=Adjacency(data["adjacency"]),
+            unit=Unit(data["unit"]),
+            accountant=data["accountant"],
+            budget=Budget(data["epsilon"], data["delta"]) if "epsilon" in data else None,
+            event=from_dict(data["event"]) if "event" in data else None,
+            reservation=data.get("reservation"),
+            note=data.get("note", ""),
+        )
+
+    def text(self) -> str:
+        """The canonical text that is stored and hashed."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Head:
+    """How long the history is, and the hash of its last entry. Note it down to hold the history to it later."""
+
+    count: int = 0
+    hash: str = GENESIS
+
+
+def link(previous: str, text: str) -> str:
+    """The hash of an entry that follows the one with hash ``previous``."""
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class History:
+    """All entries, oldest first, and their hashes."""
+
+    entries: tuple[Entry, ...] = ()
+    hashes: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> Head:
+        """The end of the history."""
+        return Head(len(self.hashes), self.hashes[-1]) if self.hashes else Head()
+
+    @property
+    def next_id(self) -> int:
+        """The id of the entry to come."""
+        return len(self.entries) + 1
+
+
+def unchain(rows: Iterable[tuple[int, str, str]], head: Head) -> History:
+    """The history in ``rows`` of (id, text, hash), or `LedgerCorrupt` naming the first that does not fit.
+
+    >>> unchain([], Head())
+    History(entries=(), hashes=())
+    >>> unchain([], Head(1, "ab"))
+    Traceback (most recent call last):
+    sordina.errors.LedgerCorrupt: the history ends after entry 0, but 1 were recorded: its end was cut off.
+    """
+    entries: list[Entry] = []
+    hashes: list[str] = []
+    for expected, (number, text, stored) in enumerate(rows, start=1):
+        if number != expected:
+            raise LedgerCorrupt(f"entry {expected} is missing from the history (entry {number} stands in its place).")
+        if link(hashes[-1] if hashes else GENESIS, text) != stored:
+            raise LedgerCorrupt(f"entry {number} does not match its hash: it was altered, moved or inserted.")
+        entries.append(_read(number, text))
+        hashes.append(stored)
+    history = History(tuple(entries), tuple(hashes))
+    if len(entries) < head.count:
+        raise LedgerCorrupt(
+            f"the history ends after entry {len(entries)}, but {head.count} were recorded: its end was cut off."
+        )
+    if history.head != head:
+        raise LedgerCorrupt(f"the history's end (entry {len(entries)}) is not the recorded head (entry {head.count}).")
+    return history
+
+
+def _read(number: int, text: str) -> Entry:
+    try:
+        entry = Entry.from_dict(json.loads(text))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerCorrupt(f"entry {number} cannot be read ({type(error).__name__}: {error}).") from error
+    if entry.id != number:
+        raise LedgerCorrupt(f"entry {number} says that it is entry {entry.id}.")
+    return entry
+
+
+def stored_form(event: Event) -> Event:
+    """``event`` as it comes back from the history; refuses what is not an event and what would not survive."""
+    try:
+        text = json.dumps(to_dict(event), default=_plain_number)
+        back = from_dict(json.loads(text))
+        unchanged = bool(back == event)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"not a privacy event: {str(event)[:120]}. Use those of sordina.accounting.") from error
+    if not unchanged:
+        raise InvalidInput(f"the event {str(event)[:120]} would not be recorded unchanged.")
+    return back
+
+
+def _plain_number(value: Any) -> float | int:
+    """NumPy and tensor scalars, as Python numbers."""
+    plain = value.item()
+    if not isinstance(plain, (int, float)) or (isinstance(plain, float) and math.isnan(plain)):
+        raise TypeError(f"not a number: {value!r}")
+    return plain

@@ -1,0 +1,47 @@
+"""When a spend does not fit: refused beforehand, or found out too late and said so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sordina.accounting.ledger.entries import Entry
+from sordina.accounting.ledger.state import DataSet, Spend, State, Statement, Status
+from sordina.errors import BudgetRefused
+
+_ROUNDING = 1e-6
+"""Relative distance below which two epsilons of one accountant do not count as different."""
+
+
+def refuse_over_budget(state: State, terms: DataSet, spend: Spend) -> None:
+    """Refuse ``spend`` if everything spent and reserved on its data set, composed with it, passes the budget."""
+    wanted = terms.epsilon(state.total(terms.name, instead=spend))
+    if wanted <= terms.budget.epsilon:
+        return
+    statement = state.statement(terms.name)
+    waiting = len(statement.having(Status.OPEN))
+    raise BudgetRefused(
+        f"{spend.what!r} would bring {terms.name!r} to epsilon {wanted:.6g} of {terms.budget.epsilon:g} "
+        f"(delta {terms.budget.delta:g}, {terms.accountant}); {statement.spent:.6g} are spent, counting {waiting} open "
+        f"reservation{'' if waiting == 1 else 's'}. Nothing was read or written."
+    )
+
+
+def overrun(state: State, terms: DataSet, before: Spend, after: Spend) -> str:
+    """What is wrong with settling ``before`` as ``after``; empty if nothing is."""
+    if before.status is Status.RELEASED:
+        return "was settled after it had been released"
+    if after.event == before.event:
+        return ""
+    planned = terms.epsilon(state.total(terms.name, instead=replace(before, status=Status.OPEN)))
+    actual = terms.epsilon(state.total(terms.name, instead=after))
+    return "" if actual <= planned * (1 + _ROUNDING) else "spent more than it had reserved"
+
+
+def refuse_overspent(statement: Statement, entry: Entry) -> None:
+    """Refuse the result of a settled spend that, against its reservation, brought the data set over its budget."""
+    budget = statement.dataset.budget
+    if not statement.spent <= budget.epsilon:
+        raise BudgetRefused(
+            f"{entry.what!r} {entry.note}, and brings {entry.dataset!r} to epsilon {statement.spent:.6g} of "
+            f"{budget.epsilon:g}. This is recorded; do not release its result."
+        )

@@ -1,0 +1,208 @@
+"""What a history means: which data sets there are, what was reserved, settled and released, and what it all costs.
+
+There is no stored balance that could disagree with the history: everything here is computed from the entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import lru_cache
+
+from sordina.accounting.accountants import accountant
+from sordina.accounting.events import NOTHING, Composed, Event, Repeated, to_dict
+from sordina.accounting.ledger.entries import Entry, Kind
+from sordina.errors import InvalidInput, LedgerCorrupt
+from sordina.types import Adjacency, Budget, Unit
+
+
+class Status(str, Enum):
+    """Where a reservation stands. An open or settled one counts as spent, a released one does not."""
+
+    OPEN = "open"
+    SETTLED = "settled"
+    RELEASED = "released"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What may be spent on a data set, and how spending is counted."""
+
+    name: str
+    budget: Budget
+    adjacency: Adjacency
+    unit: Unit
+    accountant: str
+
+    def epsilon(self, event: Event) -> float:
+        """What ``event`` costs at the data set's delta."""
+        if event == NOTHING:
+            return 0.0
+        return _epsilon(self.accountant, event, self.budget.delta, self.adjacency)
+
+
+@lru_cache(maxsize=256)
+def _epsilon(name: str, event: Event, delta: float, adjacency: Adjacency) -> float:
+    return accountant(name).epsilon(event, delta, adjacency)
+
+
+@dataclass(frozen=True)
+class Spend:
+    """A reservation and what became of it; ``event`` is the reserved one until another is settled."""
+
+    id: int
+    dataset: str
+    event: Event
+    status: Status
+    what: str
+    who: str
+    time: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A data set's budget against what was spent, by the composition of all its open and settled spends."""
+
+    dataset: DataSet
+    spent: float
+    spends: tuple[Spend, ...]
+
+    @property
+    def remaining(self) -> float:
+        """Budget minus spent, never below 0. Composition is sublinear, so more than this may still fit."""
+        return max(0.0, self.dataset.budget.epsilon - self.spent)
+
+    def having(self, status: Status) -> tuple[Spend, ...]:
+        """The spends that are open, settled or released."""
+        return tuple(spend for spend in self.spends if spend.status is status)
+
+
+@dataclass
+class State:
+    """The data sets and spends of a history."""
+
+    datasets: dict[str, DataSet] = field(default_factory=dict)
+    spends: dict[int, Spend] = field(default_factory=dict)
+
+    def dataset(self, name: str) -> DataSet:
+        """The data set called ``name``; refuses an unknown one."""
+        if name not in self.datasets:
+            known = ", ".join(sorted(self.datasets)) or "none yet"
+            raise InvalidInput(f"the ledger holds no data set called {name!r} (it holds: {known}).")
+        return self.datasets[name]
+
+    def spend(self, number: int) -> Spend:
+        """The reservation with id ``number``; refuses an unknown one."""
+        if number not in self.spends:
+            raise InvalidInput(f"{number} is not a reservation's id. `sordina ledger show` lists the open ones.")
+        return self.spends[number]
+
+    def total(self, name: str, *, instead: Spend | None = None) -> Event:
+        """All that counts as spent on ``name``, composed; ``instead`` joins it or takes the place of its namesake."""
+        spends = dict(self.spends)
+        if instead is not None:
+            spends[instead.id] = instead
+        return compose(
+            spend.event
+            for spend in spends.values()
+            if spend.dataset == name and spend.status is not Status.RELEASED
+        )  # fmt: skip
+
+    def statement(self, name: str) -> Statement:
+        """What was spent on ``name`` so far."""
+        dataset = self.dataset(name)
+        spends = tuple(spend for spend in self.spends.values() if spend.dataset == name)
+        return Statement(dataset, dataset.epsilon(self.total(name)), spends)
+
+
+def compose(events: Iterable[Event]) -> Event:
+    """The events as one, equal ones counted together and in a fixed order, so that accounting them is cheap.
+
+    >>> from sordina.accounting.events import Gaussian
+    >>> compose([Gaussian(2.0), Repeated(Gaussian(2.0), 3), Composed((Gaussian(1.0),))]).events
+    (Repeated(event=Gaussian(noise_multiplier=1.0), count=1), Repeated(event=Gaussian(noise_multiplier=2.0), count=4))
+    """
+    counts: Counter[Event] = Counter()
+    for event in events:
+        _count(event, 1, counts)
+    ordered = sorted(counts, key=lambda event: json.dumps(to_dict(event), sort_keys=True))
+    return Composed(tuple(Repeated(event, counts[event]) for event in ordered))
+
+
+def _count(event: Event, times: int, counts: Counter[Event]) -> None:
+    if isinstance(event, Composed):
+        for part in event.events:
+            _count(part, times, counts)
+    elif isinstance(event, Repeated):
+        _count(event.event, times * int(event.count), counts)
+    elif times:
+        counts[event] += times
+
+
+def replay(entries: Iterable[Entry]) -> State:
+    """The state after ``entries``; refuses a history that no ledger could have written."""
+    state = State()
+    for entry in entries:
+        _apply(entry, state)
+    return state
+
+
+def _apply(entry: Entry, state: State) -> None:
+    try:
+        _change(entry, state)
+    except InvalidInput as error:
+        raise LedgerCorrupt(f"entry {entry.id} ({entry.kind} on {entry.dataset!r}) cannot be: {error}") from error
+
+
+def _change(entry: Entry, state: State) -> None:
+    if entry.kind is Kind.CREATE:
+        dataset = created(state, entry)
+        state.datasets[dataset.name] = dataset
+        return
+    dataset = state.dataset(entry.dataset)
+    if (entry.adjacency, entry.unit, entry.accountant) != (dataset.adjacency, dataset.unit, dataset.accountant):
+        raise InvalidInput("its adjacency, unit or accountant is not the data set's.")
+    if entry.kind is Kind.RESERVE:
+        spend = reserved(entry)
+    else:
+        spend = state.spend(entry.reservation or 0)
+        if spend.dataset != entry.dataset:
+            raise InvalidInput("its reservation belongs to another data set.")
+        spend = settled(spend, entry.event) if entry.kind is Kind.SETTLE else released(spend)
+    state.spends[spend.id] = spend
+
+
+def created(state: State, entry: Entry) -> DataSet:
+    """The data set that ``entry`` adds to ``state``; refuses a second one of the same name."""
+    if entry.dataset in state.datasets:
+        raise InvalidInput(f"the ledger already holds a data set called {entry.dataset!r}; its budget is final.")
+    if entry.budget is None:
+        raise InvalidInput(f"the data set {entry.dataset!r} has no budget.")
+    return DataSet(entry.dataset, entry.budget, entry.adjacency, entry.unit, entry.accountant)
+
+
+def reserved(entry: Entry) -> Spend:
+    """The spend that ``entry`` sets aside."""
+    if entry.event is None:
+        raise InvalidInput(f"{entry.what!r} reserves no event.")
+    return Spend(entry.id, entry.dataset, entry.event, Status.OPEN, entry.what, entry.who, entry.time)
+
+
+def settled(spend: Spend, event: Event | None) -> Spend:
+    """``spend`` after ``event`` really happened. One that was released counts again: it did happen after all."""
+    if spend.status is Status.SETTLED:
+        raise InvalidInput(f"reservation {spend.id} is settled already; a settled spend is final.")
+    return replace(spend, status=Status.SETTLED, event=spend.event if event is None else event)
+
+
+def released(spend: Spend) -> Spend:
+    """``spend`` after a person said that it never happened."""
+    if spend.status is not Status.OPEN:
+        raise InvalidInput(f"reservation {spend.id} is {spend.status} already; only an open one can be released.")
+    return replace(spend, status=Status.RELEASED)
