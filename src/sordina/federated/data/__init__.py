@@ -1,0 +1,49 @@
+"""Data that live with clients: `load` a federation by name.
+
+>>> import numpy as np
+>>> federation = load("synthetic", np.random.default_rng(0))
+>>> len(federation.train), federation.train[0][0].shape
+(100, torch.Size([10, 2]))
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sordina.errors import InvalidInput
+from sordina.federated.data.adult import adult
+from sordina.federated.data.federation import Federation, Groups
+from sordina.federated.data.hospital import hospital
+from sordina.federated.data.synthetic import synthetic, synthetic_fairness
+from sordina.federated.data.writers import femnist, mnist_writers
+
+__all__ = ["Federation", "Groups", "load", "names"]
+
+_LOADERS: dict[str, Callable[..., Federation]] = {
+    "synthetic": synthetic,
+    "synthetic-fairness": synthetic_fairness,
+    "hospital": hospital,
+    "mnist-writers": mnist_writers,
+    "femnist": femnist,
+    "adult": adult,
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names `load` knows."""
+    return tuple(_LOADERS)
+
+
+def load(name: str, rng: np.random.Generator, **options: Any) -> Federation:
+    """The federation called ``name``; ``rng`` decides who validates and how clients differ."""
+    if name not in _LOADERS:
+        raise InvalidInput(f"unknown federation {name!r}: choose one of {', '.join(_LOADERS)}.")
+    known = [option for option in inspect.signature(_LOADERS[name]).parameters if option != "rng"]
+    for option in options:
+        if option not in known:
+            raise InvalidInput(f"federation {name} has no option {option!r}: it takes {', '.join(known)}.")
+    return _LOADERS[name](rng, **options)
