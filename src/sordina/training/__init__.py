@@ -1,1 +1,28 @@
-"""To come."""
+"""Private training: the plan decides, the step clips and noises, the loop reads top to bottom."""
+
+from sordina.training.callbacks import Callback, MetricsFile, Progress, TensorBoard
+from sordina.training.evaluate import evaluate
+from sordina.training.plan import Plan, make_plan
+from sordina.training.private import Private, make_private
+from sordina.training.rate import LearningRateRule
+from sordina.training.run import Run
+from sordina.training.step import PrivateStep
+from sordina.training.trainer import Trainer
+from sordina.training.wosm import AdamWOSM
+
+__all__ = [
+    "AdamWOSM",
+    "Callback",
+    "LearningRateRule",
+    "MetricsFile",
+    "Plan",
+    "Private",
+    "PrivateStep",
+    "Progress",
+    "Run",
+    "TensorBoard",
+    "Trainer",
+    "evaluate",
+    "make_plan",
+    "make_private",
+]

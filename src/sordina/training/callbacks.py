@@ -1,0 +1,110 @@
+"""What watches a run: a progress bar, a metrics file, TensorBoard. All of it sees released values only."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+
+class Callback(Protocol):
+    """Is told of every reported step; entered before the first and left after the last, also when the run fails."""
+
+    def __enter__(self) -> Any:
+        """Before the first step."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After the last step."""
+        ...
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """One reported step: step, steps, epsilon, threshold, learning_rate, seconds and sometimes validation."""
+        ...
+
+
+class Progress:
+    """A Rich progress bar with validation loss, threshold, epsilon so far and time left."""
+
+    def __init__(self, steps: int, title: str = "training") -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task(title, total=steps, facts="")
+        self._validation: dict[str, float] = {}
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Move the bar."""
+        self._validation = entry.get("validation", self._validation)
+        facts = [f"{name} {value:.4g}" for name, value in self._validation.items()]
+        epsilon = entry["epsilon"]
+        facts += [f"C {entry['threshold']:.3g}", "not private" if epsilon is None else f"ε {epsilon:.3f}"]
+        self._bar.update(self._task, completed=entry["step"], facts="  ".join(facts))
+
+
+class MetricsFile:
+    """Metrics as JSON lines, flushed as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> MetricsFile:
+        self._file = self._path.open("a")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+
+class TensorBoard:
+    """The same numbers for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> TensorBoard:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Write every number of the entry."""
+        numbers = {key: value for key, value in entry.items() if isinstance(value, float)}
+        numbers |= {f"validation/{name}": value for name, value in entry.get("validation", {}).items()}
+        for name, value in numbers.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, entry["step"])

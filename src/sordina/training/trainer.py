@@ -1,0 +1,194 @@
+"""Train a model under a budget: state it once, fit, read the guarantee.
+
+trainer = sd.Trainer(model, loss=torch.nn.functional.cross_entropy, budget=sd.Budget(epsilon=3, delta=1e-5),
+                     clipping=sd.clipping.Online(), batch_size=512, epochs=10)
+run = trainer.fit(train_data, validation=test_data)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sordina.accounting.ledger import Ledger, Reservation
+from sordina.clipping import Online, Policy
+from sordina.clipping.per_layer import PerLayer
+from sordina.errors import InvalidInput
+from sordina.sampling import Users
+from sordina.training import checkpoint
+from sordina.training.batches import inputs_and_target
+from sordina.training.callbacks import Callback, MetricsFile, Progress, TensorBoard
+from sordina.training.evaluate import evaluate
+from sordina.training.journal import Journal
+from sordina.training.losses import Loss, per_sample
+from sordina.training.private import Private, make_private
+from sordina.training.rate import LearningRateRule
+from sordina.training.run import Run
+from sordina.types import Budget
+
+OptimizerMaker = Callable[[Iterable[Any]], torch.optim.Optimizer]
+REPORTS = 20
+"""A run reports about this many times, apart from its validations."""
+
+
+@dataclass
+class Trainer:
+    """Everything about a private training run but the data. Nothing is checked before `fit`.
+
+    ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD with ``lr`` is used.
+    ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
+    ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
+    """
+
+    model: nn.Module
+    loss: Loss
+    budget: Budget
+    clipping: Policy[Any] | PerLayer | None = None
+    batch_size: int = 512
+    epochs: float = 10
+    steps: int | None = None
+    lr: float = 0.5
+    optimizer: OptimizerMaker | None = None
+    learning_rate: LearningRateRule | None = None
+    sampling: str = "poisson"
+    population: int | None = None
+    users: Users | None = None
+    noise_multiplier: float | None = None
+    accountant: str = "pld"
+    microbatch: int | None = None
+    autocast: torch.dtype | None = None
+    seed: int | None = None
+    folder: str | Path | None = None
+    checkpoint_every: int = 200
+    ledger: Ledger | None = None
+    dataset_budget: str | None = None
+    callbacks: Sequence[Callback] = ()
+    progress: bool = False
+
+    def fit(self, data: Any, validation: Any = None, *, resume: bool = False) -> Run:
+        """Train on ``data`` until the planned steps are taken; scores ``validation`` once an epoch."""
+        private = self._private(data)
+        self._check_folder(resume)
+        reservation = self._reserve(private, resume)
+        history = self._open_folder(private, resume, reservation)
+        start = time.perf_counter()
+        with ExitStack() as stack:
+            watchers = [stack.enter_context(watcher) for watcher in self._watchers(private)]
+            self._loop(private, validation, history, watchers)
+        if private.engine is not None:
+            private.engine.close()
+        if reservation is not None:
+            reservation.settle(private.plan.event(private.steps_taken))
+        run = Run(
+            self.model, private.plan, private.steps_taken, repr(self.clipping or Online()), private.releasable,
+            time.perf_counter() - start, history,
+        )  # fmt: skip
+        if self.folder is not None:
+            run.save(self.folder)
+        return run
+
+    def _private(self, data: Any) -> Private:
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        optimizer = self.optimizer(parameters) if self.optimizer else torch.optim.SGD(parameters, lr=self.lr)
+        return make_private(
+            self.model, optimizer, data,
+            budget=self.budget, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps,
+            clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
+            noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
+            learning_rate=self.learning_rate, seed=self.seed,
+        )  # fmt: skip
+
+    def _loop(
+        self, private: Private, validation: Any, history: list[dict[str, Any]], watchers: Sequence[Callback]
+    ) -> None:
+        loss, start = per_sample(self.loss), time.perf_counter()
+        plan = private.plan
+        epoch = max(1, round(plan.steps / max(1.0, self.epochs))) if self.steps is None else max(1, plan.steps // 10)
+        every = max(1, plan.steps // REPORTS)
+        self.model.train()
+        for batch in private:
+            inputs, target = inputs_and_target(batch)
+            with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+                losses = loss(self.model(*inputs), target)
+            if not private.step(losses.float() if self.autocast else losses):
+                continue
+            step, last = private.steps_taken, private.steps_taken == plan.steps
+            validate = validation is not None and (step % epoch == 0 or last)
+            if validate or step % every == 0 or last:
+                entry = self._entry(private, time.perf_counter() - start)
+                if validate:
+                    entry["validation"] = evaluate(self.model, self.loss, validation)
+                history.append(entry)
+                for watcher in watchers:
+                    watcher.report(entry)
+            if self.folder is not None and (step % self.checkpoint_every == 0 or last):
+                checkpoint.save(private, Path(self.folder) / "checkpoint.pt", {"history": history})
+
+    def _entry(self, private: Private, seconds: float) -> dict[str, Any]:
+        epsilon = private.epsilon
+        return {
+            "step": private.steps_taken,
+            "steps": private.plan.steps,
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "threshold": private.private_step.thresholds[0],
+            "learning_rate": float(private.optimizer.param_groups[0]["lr"]),
+            "seconds": round(seconds, 3),
+        }
+
+    def _watchers(self, private: Private) -> list[Callback]:
+        watchers = list(self.callbacks)
+        if self.folder is not None:
+            watchers += [
+                MetricsFile(Path(self.folder) / "metrics.jsonl"),
+                TensorBoard(Path(self.folder) / "tensorboard"),
+            ]
+        return [*watchers, Progress(private.plan.steps)] if self.progress else watchers
+
+    def _check_folder(self, resume: bool) -> None:
+        if self.folder is None:
+            if resume:
+                raise InvalidInput("resume=True needs the folder of the run to resume: Trainer(..., folder=...).")
+            return
+        journal = Path(self.folder) / "journal.jsonl"
+        if not resume and journal.exists():
+            raise InvalidInput(
+                f"{self.folder} holds a run already. Resume it (resume=True, --resume) or choose another folder."
+            )
+        if resume and not journal.exists():
+            raise InvalidInput(f"{self.folder} holds no run to resume: no journal.jsonl there.")
+
+    def _reserve(self, private: Private, resume: bool) -> Reservation | None:
+        if (self.ledger is None) != (self.dataset_budget is None):
+            raise InvalidInput("ledger and dataset_budget go together: which ledger, and which of its data sets.")
+        if self.ledger is None or self.dataset_budget is None:
+            return None
+        note = Path(self.folder or ".") / "reservation"
+        if resume and note.exists():
+            return self.ledger.reservation(int(note.read_text()))
+        return self.ledger.reserve(
+            self.dataset_budget, private.plan.event(), what=f"train {type(self.model).__name__}",
+            adjacency=private.plan.adjacency, unit=private.plan.unit,
+        )  # fmt: skip
+
+    def _open_folder(self, private: Private, resume: bool, reservation: Reservation | None) -> list[dict[str, Any]]:
+        if self.folder is None:
+            return []
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if reservation is not None:
+            (folder / "reservation").write_text(str(reservation.id))
+        private.journal = Journal.open(folder / "journal.jsonl")
+        saved = folder / "checkpoint.pt"
+        if resume and saved.exists():
+            return list(checkpoint.load(private, saved, private.journal.claimed)["history"])
+        if resume and private.releasable:
+            private.book(private.journal.claimed)
+        return []
