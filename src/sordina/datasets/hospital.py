@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Iterator
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -47,25 +49,28 @@ _OVERSEAS = ("AK", "HI")
 _TRAIN_SHARE = 0.7
 
 
-def _coordinates() -> dict[str, tuple[float, float]]:
-    with open_text(obtain(COORDINATES)) as text:
-        return {row["zip"]: (float(row["lon"]), float(row["lat"])) for row in csv.DictReader(text)}
+def _columns(file: File, *names: str) -> Iterator[tuple[str, ...]]:
+    path = obtain(file)
+    with open_text(path) as text:
+        rows = csv.reader(text)
+        header = next(rows, [])
+        if not set(names) <= set(header):
+            raise InvalidInput(f"{path} must have the columns {', '.join(names)}.")
+        yield from map(itemgetter(*map(header.index, names)), rows)
 
 
 def read(*, conditions: int = 3, contiguous: bool = True) -> dict[str, list[tuple[float, float, float, float]]]:
     """Rows ``(index, longitude, latitude, payment)``, scaled, of every hospital that treats ``conditions`` or more."""
     if not 1 <= conditions <= len(CONDITIONS):
         raise InvalidInput(f"conditions must lie between 1 and {len(CONDITIONS)}, got {conditions}.")
-    places = _coordinates()
+    places = {code: (float(lon), float(lat)) for code, lon, lat in _columns(COORDINATES, "zip", "lon", "lat")}
     hospitals = defaultdict(list)
-    with open_text(obtain(CHARGES)) as text:
-        for row in csv.DictReader(text):
-            if row["DRG"] not in CONDITIONS or (contiguous and row["State"] in _OVERSEAS) or row["Zip"] not in places:
-                continue
-            longitude, latitude = places[row["Zip"]]
-            payment = float(row["Average Total Payments"]) / DOLLARS
-            index = CONDITIONS.index(row["DRG"])
-            hospitals[row["Provider Id"]].append((float(index), longitude / DEGREES, latitude / DEGREES, payment))
+    charges = _columns(CHARGES, "DRG", "Provider Id", "State", "Zip", "Average Total Payments")
+    for condition, provider, state, code, payment in charges:
+        if condition in CONDITIONS and code in places and not (contiguous and state in _OVERSEAS):
+            index, (longitude, latitude) = float(CONDITIONS.index(condition)), places[code]
+            row = (index, longitude / DEGREES, latitude / DEGREES, float(payment) / DOLLARS)
+            hospitals[provider].append(row)
     return {name: rows for name, rows in sorted(hospitals.items()) if len(rows) >= conditions}
 
 

@@ -30,7 +30,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
 
 def mse(outputs: Tensor, targets: Tensor) -> float:
     """Mean squared error."""
-    return float(losses.mse(outputs, targets).double().mean())
+    return float(losses.mse(outputs.detach(), targets).double().mean())
 
 
 def rmse(outputs: Tensor, targets: Tensor) -> float:
