@@ -14,22 +14,36 @@ from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
 if TYPE_CHECKING:
     from sordina import accounting, clipping, mechanisms, sampling
     from sordina.accounting.ledger import Ledger
+    from sordina.gradients import check, fix
+    from sordina.training import Run, Trainer, make_private
 
 __version__ = "0.1.0"
 
 _ROOMS = ("accounting", "clipping", "mechanisms", "sampling")
-_NAMES: dict[str, str] = {"Ledger": "sordina.accounting.ledger"}
+_NAMES: dict[str, str] = {
+    "Trainer": "sordina.training",
+    "make_private": "sordina.training",
+    "Run": "sordina.training",
+    "fix": "sordina.gradients",
+    "check": "sordina.gradients",
+    "Ledger": "sordina.accounting.ledger",
+}
 
 __all__ = [
     "Adjacency",
     "Budget",
     "Guarantee",
     "Ledger",
+    "Run",
     "SordinaError",
+    "Trainer",
     "Trust",
     "Unit",
     "accounting",
+    "check",
     "clipping",
+    "fix",
+    "make_private",
     "mechanisms",
     "sampling",
 ]

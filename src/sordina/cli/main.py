@@ -8,7 +8,7 @@ import sys
 import typer
 
 from sordina import __version__
-from sordina.cli import ledger
+from sordina.cli import ledger, train
 from sordina.errors import SordinaError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(ledger.app, name="ledger")
+app.command()(train.train)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,17 @@
-"""Online sensitivity optimisation: let the loss say which way the threshold should go (000 chapter 3)."""
+"""Online sensitivity optimisation: let the loss say which way the threshold should go (000 chapter 3).
+
+The derivative of the loss with respect to the threshold C is ``-rho g_t . q_{t-1}`` (eq. 3.12), where q sums the unit
+vectors of the samples that were clipped. Both vectors are released with Gaussian noise (Prop. 1; errata 2: the noise on
+q is nu_q, inside the sum), so the rule ``C <- C exp(rate sign(g . q))`` (eq. 3.20) is post-processing.
+
+In large models that sign is mostly noise, and where nothing is clipped q carries no signal at all. Three things help,
+and make the default (`Online.as_in_thesis` is the rule as printed):
+
+- *averaging*: the sign is taken of running means of g and q, whose signal adds up and whose noise does not;
+- *rails*: a noisy count of clipped samples, one number that costs almost nothing, tells when C is far off. Outside
+  the rails C moves towards them, the faster the further it is away;
+- *a schedule*: large steps first, small ones last (`Decay`).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +22,39 @@ import torch
 from torch import Tensor
 
 from sordina.clipping.policy import ball, shrink, side_query
+from sordina.clipping.schedule import Decay
+from sordina.errors import InvalidInput
 from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
 
 
 @dataclass(frozen=True)
+class Rails:
+    """Between which fractions of clipped samples the sign rule may roam; ``share`` of the side noise budget."""
+
+    low: float = 0.15
+    high: float = 0.35
+    speed: float = 3.0
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (0 < self.low < self.high < 1 and 0 < self.share < 1):
+            raise InvalidInput("rails must satisfy 0 < low < high < 1, and their share must lie in (0, 1).")
+        check_positive("speed of the rails", self.speed)
+
+    def push(self, clipped: float) -> float:
+        """How hard to push C, down if too few samples are clipped and up if too many; 0 between the rails."""
+        clipped = min(max(clipped, 0.0), 1.0)
+        if clipped < self.low:
+            return -self.speed * (self.low - clipped) / self.low
+        if clipped > self.high:
+            return self.speed * (clipped - self.high) / (1 - self.high)
+        return 0.0
+
+
+@dataclass(frozen=True)
 class OnlineState:
-    """The threshold, the step number and the released vectors the next decision needs."""
+    """The threshold, the number of steps and the running means of the released vectors."""
 
     C: float
     step: int = 0
@@ -25,34 +64,69 @@ class OnlineState:
 
 @dataclass(frozen=True)
 class Online:
+    """Move the threshold along the sign of ``g . q``, starting at ``initial``.
+
+    ``memory`` is the weight of the past in the running means, ``inflation`` the growth of the gradient's noise that
+    pays for the side queries.
+    """
+
     initial: float = 0.1
-    rate: float = 2.5e-3
+    rate: Decay = Decay(0.2, 50)
+    memory: float = 0.9
+    rails: Rails | None = Rails()
     inflation: float = 0.01
 
+    def __post_init__(self) -> None:
+        check_positive("initial clipping threshold", self.initial)
+        check_positive("inflation", self.inflation)
+        if not 0 <= self.memory < 1:
+            raise InvalidInput(f"memory must lie in [0, 1), got {self.memory}.")
+
+    @classmethod
+    def as_in_thesis(cls, initial: float = 0.1, rate: float = 2.5e-3) -> Online:
+        """Algorithm 3 of 000: constant rate, no averaging, no rails."""
+        return cls(initial, Decay(rate), memory=0.0, rails=None)
+
     def init(self, size: int) -> OnlineState:
+        """Start at ``initial``."""
         return OnlineState(self.initial)
 
     def direction(self, state: OnlineState) -> Tensor | None:
+        """None."""
         return None
 
     def ask(self, scalars: Scalars, state: OnlineState) -> tuple[Query, ...]:
+        """The clipped sum, the sum of unit vectors of clipped samples (eq. 3.11), and their centred count."""
         norms = scalars.norms
-        own = shrink(norms, state.C)
-        clipped = torch.where((norms > state.C) & norms.isfinite(), 1 / norms, torch.zeros_like(norms))
-        return (VectorQuery(own), VectorQuery(clipped))
+        clipped = norms > state.C
+        unit = torch.where(clipped & norms.isfinite(), 1 / norms, torch.zeros_like(norms))
+        vectors = (VectorQuery(shrink(norms, state.C)), VectorQuery(unit))
+        if self.rails is None:
+            return vectors
+        return (*vectors, ScalarQuery(torch.where(clipped, 0.5, -0.5).to(norms)))
 
     def bounds(self, state: OnlineState, adjacency: Adjacency) -> tuple[float, ...]:
-        return (ball(state.C, adjacency), ball(1.0, adjacency))
+        """C, 1 and 1/2, or twice that."""
+        vectors = (ball(state.C, adjacency), ball(1.0, adjacency))
+        return vectors if self.rails is None else (*vectors, ball(0.5, adjacency))
 
     def split(self, noise_multiplier: float) -> tuple[float, ...]:
-        return side_query(noise_multiplier, self.inflation)
+        """Prop. 1 of 000: ``nu_q = 7.124 nu`` at an inflation of 1 %, shared with the count if there are rails."""
+        shares = (1.0,) if self.rails is None else (1 - self.rails.share, self.rails.share)
+        return side_query(noise_multiplier, self.inflation, shares)
 
     def adapt(self, state: OnlineState, released: Released) -> OnlineState:
-        g, q = released.mean(0), released.mean(1)
-        C = state.C
-        if state.derivative is not None:
-            C *= math.exp(self.rate * float(torch.sign(g @ state.derivative)))
-        return OnlineState(C, state.step + 1, g, q)
+        """Eq. 3.20 on running means, or back to the rails."""
+        gradient, derivative = released.mean(0), released.mean(1)
+        push = self.rails.push(float(released.mean(2)) + 0.5) if self.rails else 0.0
+        if state.derivative is None or state.gradient is None:
+            return OnlineState(state.C, state.step + 1, gradient, derivative)
+        mean_gradient = torch.lerp(gradient, state.gradient, self.memory)
+        if push == 0:
+            push = float(torch.sign(torch.dot(mean_gradient, state.derivative)))
+        C = state.C * math.exp(self.rate(state.step) * push)
+        return OnlineState(C, state.step + 1, mean_gradient, torch.lerp(derivative, state.derivative, self.memory))
 
     def threshold(self, state: OnlineState) -> float:
+        """The current C."""
         return state.C

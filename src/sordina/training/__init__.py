@@ -4,7 +4,7 @@ from sordina.training.callbacks import Callback, MetricsFile, Progress, TensorBo
 from sordina.training.evaluate import evaluate
 from sordina.training.plan import Plan, make_plan
 from sordina.training.private import Private, make_private
-from sordina.training.rate import LearningRateRule
+from sordina.training.rate import AutomaticRate, LearningRateRule
 from sordina.training.run import Run
 from sordina.training.step import PrivateStep
 from sordina.training.trainer import Trainer
@@ -12,6 +12,7 @@ from sordina.training.wosm import AdamWOSM
 
 __all__ = [
     "AdamWOSM",
+    "AutomaticRate",
     "Callback",
     "LearningRateRule",
     "MetricsFile",

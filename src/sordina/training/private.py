@@ -166,13 +166,12 @@ class Private:
 
     def _set_learning_rate(self, released: list[Released]) -> None:
         noise = max(answer.noise[0] / answer.divisor for answer in released)
-        factor = 1.0
         if self.rule is not None and self.rate_state is not None:
             gradient = torch.cat([answer.mean() for answer in released])
             self.rate_state = self.rule.adapt(self.rate_state, gradient)
-            factor = self.rate_state.factor
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = base * factor
+            if self.rule is not None and self.rate_state is not None:
+                group["lr"] = self.rule.learning_rate(self.rate_state, base, noise)
             if "noise" in group:
                 group["noise"] = noise
 

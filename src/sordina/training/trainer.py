@@ -30,9 +30,9 @@ from sordina.training.evaluate import evaluate
 from sordina.training.journal import Journal
 from sordina.training.losses import Loss, per_sample
 from sordina.training.private import Private, make_private
-from sordina.training.rate import LearningRateRule
+from sordina.training.rate import AutomaticRate, LearningRateRule
 from sordina.training.run import Run
-from sordina.types import Budget
+from sordina.types import Budget, check_positive
 
 OptimizerMaker = Callable[[Iterable[Any]], torch.optim.Optimizer]
 REPORTS = 20
@@ -43,7 +43,8 @@ REPORTS = 20
 class Trainer:
     """Everything about a private training run but the data. Nothing is checked before `fit`.
 
-    ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD with ``lr`` is used.
+    ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD with ``lr`` is used. Without
+    ``lr`` the learning rate is found during training (`AutomaticRate`), at no cost in privacy.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     """
@@ -55,7 +56,7 @@ class Trainer:
     batch_size: int = 512
     epochs: float = 10
     steps: int | None = None
-    lr: float = 0.5
+    lr: float | None = None
     optimizer: OptimizerMaker | None = None
     learning_rate: LearningRateRule | None = None
     sampling: str = "poisson"
@@ -97,14 +98,23 @@ class Trainer:
 
     def _private(self, data: Any) -> Private:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        optimizer = self.optimizer(parameters) if self.optimizer else torch.optim.SGD(parameters, lr=self.lr)
+        optimizer, rule = self._optimizer(parameters)
         return make_private(
             self.model, optimizer, data,
             budget=self.budget, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
             noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
-            learning_rate=self.learning_rate, seed=self.seed,
+            learning_rate=rule, seed=self.seed,
         )  # fmt: skip
+
+    def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, LearningRateRule | None]:
+        if self.optimizer is not None:
+            if self.lr is not None:
+                raise InvalidInput("give lr to the optimizer you make: lr= goes with the default SGD only.")
+            return self.optimizer(parameters), self.learning_rate
+        if self.lr is None:
+            return torch.optim.SGD(parameters, lr=0.1), self.learning_rate or AutomaticRate()
+        return torch.optim.SGD(parameters, lr=check_positive("lr", self.lr)), self.learning_rate
 
     def _loop(
         self, private: Private, validation: Any, history: list[dict[str, Any]], watchers: Sequence[Callback]

@@ -1,0 +1,59 @@
+"""`sordina train`: a model on a named data set, under a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    dataset: Annotated[str, typer.Argument(help="digits, adult, mnist, fashion-mnist or ag-news.")],
+    model: Annotated[str | None, typer.Option(help="Model by name; the data set's own if left out.")] = None,
+    activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that have the choice.")] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0,
+    delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
+    clipping: Annotated[str, typer.Option(help="online, fixed, quantile, automatic, trailing or sector.")] = "online",
+    threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
+    epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; found during training if left out.")] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None,
+    microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for model, metrics and guarantee.")] = None,
+    ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
+    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model on a data set under a privacy budget.
+
+    Example: `sordina train digits --epsilon 3 --delta 1e-5 --epochs 20 --batch-size 128 --out runs/digits`
+    """
+    from sordina.accounting.ledger import Ledger
+    from sordina.training import recipe as recipes
+
+    recipe = recipes.Recipe(
+        dataset, model, activation, epsilon, delta, clipping, threshold,
+        batch_size, epochs, lr, sampling, microbatch, seed,
+    )  # fmt: skip
+    run = recipes.train(
+        recipe,
+        out,
+        resume=resume,
+        ledger=Ledger(ledger) if ledger and dataset_budget else None,
+        dataset_budget=dataset_budget,
+        progress=not as_json,
+    )
+    facts = recipes.summary(run)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        typer.echo(f"{name:>18}  {value:.6g}" if isinstance(value, float) else f"{name:>18}  {value}")
+    typer.echo(run.statement())
+    if out is not None:
+        typer.echo(f"Saved in {out}.")

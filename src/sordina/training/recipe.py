@@ -1,0 +1,134 @@
+"""A named training job: data set, model and options as plain data, so that a folder can say how it came about."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sordina import clipping, datasets, models
+from sordina.accounting.ledger import Ledger
+from sordina.clipping.names import named
+from sordina.datasets import Data, Task
+from sordina.errors import InvalidInput
+from sordina.training.checkpoint import atomically
+from sordina.training.losses import Loss
+from sordina.training.run import Run
+from sordina.training.trainer import Trainer
+from sordina.types import Budget
+
+DATASETS = ("digits", "adult", "mnist", "fashion-mnist", "ag-news")
+_LOSSES: dict[Task, Loss] = {
+    Task.CLASSIFICATION: nn.functional.cross_entropy,
+    Task.RECONSTRUCTION: nn.functional.mse_loss,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What ``sordina train`` was asked for. ``seed`` None means secure, releasable noise."""
+
+    dataset: str
+    model: str | None = None
+    activation: str | None = None
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    clipping: str = "online"
+    threshold: float | None = None
+    batch_size: int = 512
+    epochs: float = 10.0
+    lr: float | None = None
+    sampling: str | None = None
+    microbatch: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            raise InvalidInput(f"unknown data set {self.dataset!r}: choose one of {', '.join(DATASETS)}.")
+        if self.clipping not in clipping.names.NAMES:
+            raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(clipping.names.NAMES)}.")
+        Budget(self.epsilon, self.delta)
+        if self.batch_size < 1:
+            raise InvalidInput(f"batch size must be at least 1, got {self.batch_size}.")
+        if not self.epochs > 0 or math.isinf(self.epochs):
+            raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
+
+    def load(self) -> Data:
+        """The data."""
+        return datasets.load(self.dataset)
+
+    def build(self, data: Data) -> nn.Module:
+        """The model, with its first weights; they do not depend on the data."""
+        options = {} if self.activation is None else {"activation": self.activation}
+        return models.build_for(data, self.model, seed=self.seed or 0, **options)
+
+    def trainer(self, data: Data, **rest: Any) -> Trainer:
+        """A trainer for ``data``; ``rest`` goes to `Trainer`."""
+        return Trainer(
+            self.build(data),
+            _LOSSES[data.task],
+            Budget(self.epsilon, self.delta),
+            clipping=named(self.clipping, self.threshold),
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            lr=self.lr,
+            sampling=self.sampling or ("fixed-size" if self.clipping == "sector" else "poisson"),
+            microbatch=self.microbatch,
+            seed=self.seed,
+            **rest,
+        )
+
+
+def train(
+    recipe: Recipe,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    ledger: Ledger | None = None,
+    dataset_budget: str | None = None,
+    progress: bool = False,
+) -> Run:
+    """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs."""
+    data = recipe.load()
+    trainer = recipe.trainer(data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress)
+    run = trainer.fit(data.train, validation=data.test, resume=resume)
+    if folder is not None:
+        text = json.dumps(asdict(recipe), indent=2) + "\n"
+        atomically(folder / "recipe.json", lambda path: path.write_text(text))
+    return run
+
+
+def open_run(folder: str | Path) -> tuple[Recipe, Data, nn.Module, dict[str, Any]]:
+    """A finished run by its folder alone: its recipe, its data, its trained model and its privacy facts."""
+    folder = Path(folder)
+    try:
+        recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
+        privacy = json.loads((folder / "privacy.json").read_text())
+        weights = torch.load(folder / "model.pt", weights_only=True)
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidInput(f"{folder} is not the folder of a finished `sordina train` run: {error}.") from error
+    data = recipe.load()
+    model = recipe.build(data)
+    model.load_state_dict(weights)
+    return recipe, data, model, privacy
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The numbers people ask for first."""
+    scores = run.validation
+    quality = {"test_accuracy": scores["accuracy"]} if "accuracy" in scores else {"test_mse": scores["loss"]}
+    return {
+        **quality,
+        "epsilon": run.epsilon if run.plan.private else None,
+        "delta": run.delta,
+        "noise_multiplier": run.plan.noise_multiplier,
+        "adjacency": str(run.plan.adjacency),
+        "steps": run.steps,
+        "seconds": round(run.seconds, 3),
+        "releasable": run.releasable,
+    }
