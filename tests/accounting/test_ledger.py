@@ -39,6 +39,15 @@ def test_a_path_and_a_url_name_the_same_ledger(ledger, tmp_path, form):
     assert sd.Ledger(form.format(tmp_path / "ledger.db")).budgets() == ledger.budgets()
 
 
+def test_a_relative_path_stays_where_it_was_when_the_process_moves(ledger, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = sd.Ledger("ledger.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    relative.reserve("patients", PureDP(1.0), what="a")
+    assert ledger.spent("patients") == pytest.approx(1)
+
+
 def test_a_reservation_counts_as_spent_and_the_next_that_does_not_fit_is_refused(ledger):
     ledger.reserve("patients", PureDP(6.0), what="a")
     assert ledger.spent("patients") == pytest.approx(6)

@@ -57,17 +57,18 @@ class Store:
     """A history in the database at ``where``: a path to a SQLite file, or any SQLAlchemy URL."""
 
     def __init__(self, where: str | Path, timeout: float) -> None:
-        self._url = _url(where)
-        self._sqlite = self._url.get_backend_name() == "sqlite"
+        url = _url(where)
+        self._sqlite = url.get_backend_name() == "sqlite"
+        self._file = Path(str(url.database)).absolute() if self._sqlite else None
         self._timeout = timeout
-        self.name = str(self._url.database) if self._sqlite else self._url.render_as_string(hide_password=True)
-        self._engine = self._connected()
+        self.name = str(url.database) if self._sqlite else url.render_as_string(hide_password=True)
+        self._engine = self._connected(url.set(database=str(self._file)) if self._sqlite else url)
 
-    def _connected(self) -> sa.Engine:
+    def _connected(self, url: URL) -> sa.Engine:
         options: dict[str, Any] = {"connect_args": {"timeout": self._timeout}} if self._sqlite else {}
         try:
             with self._explained():
-                engine = sa.create_engine(self._url, poolclass=NullPool, hide_parameters=True, **options)
+                engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True, **options)
         except ImportError as error:
             raise InvalidInput(f"cannot open the ledger {self.name}: its driver is missing ({error}).") from error
         if self._sqlite:
@@ -112,7 +113,7 @@ class Store:
                 yield connection
 
     def _require_file(self) -> None:
-        if self._sqlite and not Path(self.name).exists():
+        if self._file and not self._file.exists():
             raise InvalidInput(f"there is no ledger at {self.name}. Make one with `sordina ledger create`.")
 
     def _require_tables(self, connection: Connection) -> None:
