@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import click
 import typer
 
 from sordina import __version__
@@ -33,10 +34,17 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 def main() -> None:
     """Run the command line; never shows a traceback unless SORDINA_DEBUG is set."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except SordinaError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "sordina"
+        _fail(f"{error.format_message()} See `{where} --help`.", error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
         _fail("interrupted.", 130)
     except BrokenPipeError:
         os._exit(0)
