@@ -13,7 +13,7 @@ Every draw is exact if the generator's bits are fair: no logarithm, no exponenti
 
 The last two are the ideal real-valued variables, rounded down: by post-processing they protect exactly as the textbook
 mechanism does. An exponential variable rounded down is geometric, so `floored_laplace` needs no more than that.
-Scales are at most `LARGEST_SCALE`, so that no product leaves 64 bits.
+Scales may be up to 2^50; no product then leaves 64 bits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-
-LARGEST_SCALE = 1 << 50
 
 
 def bernoulli_exp(numerator: Integers, denominator: int, rng: np.random.Generator) -> Flags:
@@ -50,11 +48,19 @@ def _odd_run(size: int, hit: Callable[[Integers, int], Flags]) -> Flags:
 
 
 def _unit_geometric(size: int, rng: np.random.Generator) -> Integers:
-    """``P(k) ~ exp(-k)``: how often a coin of chance 1/e comes up before it fails."""
+    """``P(k) ~ exp(-k)``: how often a coin of chance 1/e comes up before it fails.
+
+    For c = 1 the first turn of `_odd_run` is sure to hit and is left out, which swaps odd and even.
+    """
+
+    def hit(active: Integers, turn: int) -> Flags:
+        hits: Flags = rng.integers(0, turn + 1, size=active.size) == 0
+        return hits
+
     count = np.zeros(size, dtype=np.int64)
     active = np.arange(size)
     while active.size:
-        active = active[bernoulli_exp(np.ones(active.size, dtype=np.int64), 1, rng)]
+        active = active[~_odd_run(active.size, hit)]
         count[active] += 1
     return count
 

@@ -24,8 +24,9 @@ class Exponential:
     away. It needs add/remove adjacency.
 
     Sampled as the largest of ``epsilon u_i / (2 S) + G_i`` with independent Gumbel noise, so no score is too large:
-    this *is* report-noisy-max with Gumbel noise. The G_i are floats, made of 106 random bits; the chances are those of
-    the formula up to a relative error of about 2^-50, and only an index is released, so no low bits leak.
+    this *is* report-noisy-max with Gumbel noise. What is guaranteed of the floats: only an index is released, so no low
+    bits leak; the G_i are made of 106 random bits each, and the chances are those of the formula up to a relative error
+    of about 2^-45, but for candidates of chance below 2^-100, which are never chosen.
 
     >>> mechanism = Exponential(sensitivity=1, epsilon=2)
     >>> [round(float(p), 4) for p in mechanism.probabilities([0.0, 1.0])]
@@ -48,6 +49,7 @@ class Exponential:
             unit=word("unit", Unit, self.unit),
             trust=word("trust", Trust, self.trust),
         )
+        check_positive("sensitivity / epsilon", self.temperature)
         if not isinstance(self.monotonic, bool):
             raise InvalidInput(f"monotonic must be True or False, got {self.monotonic!r}.")
         if self.monotonic and self.adjacency is not Adjacency.ADD_REMOVE:
@@ -69,10 +71,18 @@ class Exponential:
 
     def probabilities(self, scores: Any) -> NDArray[np.float64]:
         """The chance of each candidate."""
-        weights = _open_scores(scores) / self.temperature
-        odds = np.exp(weights - weights.max())
+        odds = np.exp(self._weights(scores))
         chances: NDArray[np.float64] = odds / odds.sum()
         return chances
+
+    def _weights(self, scores: Any) -> NDArray[np.float64]:
+        """Log-odds against the best candidate, at most 0; those too small to write down are minus infinity."""
+        floats, _ = open_floats(scores)
+        if floats.ndim != 1 or floats.size == 0:
+            raise InvalidInput(f"scores must be one number per candidate, got shape {floats.shape}.")
+        with np.errstate(over="ignore"):
+            weights: NDArray[np.float64] = (floats - floats.max()) / self.temperature
+        return weights
 
     def error_bound(self, confidence: float, size: int = 1) -> float:
         """The chosen of ``size`` candidates scores at most this much below the best, with probability ``confidence``.
@@ -83,15 +93,8 @@ class Exponential:
 
     def release(self, value: Any, rng: np.random.Generator | None = None) -> int:
         """The index of the chosen candidate, from the scores ``value``."""
-        scores = _open_scores(value)
-        return int(np.argmax((scores - scores.max()) / self.temperature + _gumbel(scores.size, source(rng))))
-
-
-def _open_scores(scores: Any) -> NDArray[np.float64]:
-    floats, _ = open_floats(scores)
-    if floats.ndim != 1 or floats.size == 0:
-        raise InvalidInput(f"scores must be one number per candidate, got shape {floats.shape}.")
-    return floats
+        weights = self._weights(value)
+        return int(np.argmax(weights + _gumbel(weights.size, source(rng))))
 
 
 def _gumbel(size: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -40,10 +41,15 @@ def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
     Mills' ratio R, which neither overflows nor, written as the integral of ``-R'(x) = 1 - x R(x)``, cancels when mu is
     small.
 
+    It is never 0: what is smaller is rounded up to the least normal float.
+
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
     """
-    mu = 1 / noise_multiplier
+    return max(_gaussian_delta(epsilon, 1 / noise_multiplier), sys.float_info.min)
+
+
+def _gaussian_delta(epsilon: float, mu: float) -> float:
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     if low < -5:
         return float(ndtr(-low) - math.exp(epsilon) * ndtr(-high)) if epsilon < 700 else 1.0
@@ -70,8 +76,7 @@ def analytic_multiplier(epsilon: float, delta: float) -> float:
     target = math.log(delta * (1 - _MARGIN))
 
     def excess(log_multiplier: float) -> float:
-        reached = gaussian_delta(epsilon, math.exp(log_multiplier))
-        return (math.log(reached) if reached > 0 else -1e3) - target
+        return math.log(gaussian_delta(epsilon, math.exp(log_multiplier))) - target
 
     root = float(brentq(excess, *_bracket(excess), xtol=1e-13, rtol=1e-13))
     while excess(root) > 0:

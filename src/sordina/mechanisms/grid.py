@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
-from sordina.mechanisms.exact import LARGEST_SCALE
 
 _FINENESS = 40
 _RANGE = (2.0**-900, 2.0**900)
 _ROUND_UP = 1 + 2.0**-48
+_MOST_UNITS = 1 << 44
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Grid:
     def units(self, scale: float) -> int:
         """``scale`` in steps, rounded up."""
         units = math.ceil(scale / self.step * _ROUND_UP)
-        if units > LARGEST_SCALE:
+        if units > _MOST_UNITS:
             raise InvalidInput(f"a noise scale of {scale:.3g} is out of range for this many components.")
         return units
 
@@ -64,6 +64,7 @@ class Grid:
     def add(self, counts: NDArray[np.float64], noise: NDArray[np.int64]) -> NDArray[np.float64]:
         """The middle of the cell that ``counts + noise`` names.
 
-        Noise stays below 2^53 steps (8192 scales), so the sum is the correctly rounded true one: a function of it.
+        Noise stays below 2^53 steps (512 scales or more: never more than an exp(-512) chance that it does not), so the
+        float sum is the true one, correctly rounded: a function of it.
         """
         return (counts + noise.reshape(counts.shape) + 0.5) * self.step
