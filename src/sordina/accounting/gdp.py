@@ -1,0 +1,95 @@
+"""Gaussian accounting: one number, mu, of the Gaussian shift that is as hard to tell apart (Dong, Roth and Su 2022).
+
+Gaussians are exact, ``mu = 1/s``, and ``mu^2`` adds up; an epsilon-DP mechanism is mu-GDP with
+``Phi(mu/2) = e^eps / (1 + e^eps)``. For sampled Gaussians the central limit (Bu et al. 2020) is an approximation, and can
+be too small; where it is, the answer is raised to that of privacy loss distributions, so that it is always sound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import ndtr, ndtri
+
+from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PureDP
+from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form, pure
+from sordina.accounting.pld import PLD
+from sordina.accounting.rdp import split_leak
+from sordina.accounting.refusals import refuse_unsound
+from sordina.errors import Unsupported
+from sordina.types import Adjacency, check_delta
+
+
+@dataclass(frozen=True)
+class GDP:
+    """Gaussian differential privacy.
+
+    >>> round(GDP().epsilon(Gaussian(1.0), 1e-5), 4)
+    4.3772
+    """
+
+    name: str = "gdp"
+
+    def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
+        """Exact for unsampled events, else the larger of the central limit's answer and PLD's."""
+        check_delta(delta)
+        bag = normal_form(event)
+        if exposed(bag):
+            return math.inf
+        leak, rest = split_leak(bag)
+        if not rest:
+            return 0.0 if leak <= delta else math.inf
+        if delta < leak or (delta == leak and not approximate(rest)):
+            return PLD().epsilon(event, delta, adjacency)
+        limit = gaussian_epsilon(1 / mu(rest, adjacency), (delta - leak) / (1 - leak))
+        return max(limit, PLD().epsilon(event, delta, adjacency)) if approximate(rest) else limit
+
+    def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
+        """Exact for unsampled events, else the larger of the central limit's answer and PLD's."""
+        check_queried(epsilon)
+        bag = normal_form(event)
+        if exposed(bag):
+            return 1.0
+        leak, rest = split_leak(bag)
+        limit = leak + (1 - leak) * gaussian_delta(1 / mu(rest, adjacency), epsilon) if rest else leak
+        return max(limit, PLD().delta(event, epsilon, adjacency)) if approximate(rest) else limit
+
+
+def approximate(bag: Bag) -> bool:
+    """Whether the bag holds sampled Gaussians, for which mu is a limit."""
+    return any(isinstance(event, PoissonSampled | FixedSizeSampled) for event in bag)
+
+
+def mu(bag: Bag, adjacency: Adjacency) -> float:
+    """``sqrt(sum mu_i^2)``."""
+    return math.sqrt(math.fsum(count * _mu(event, adjacency) ** 2 for event, count in bag.items()))
+
+
+def _mu(event: Event, adjacency: Adjacency) -> float:
+    if isinstance(event, Gaussian):
+        return 1 / event.noise_multiplier
+    if isinstance(event, PureDP | Laplace):
+        return _pure_mu(pure(event))
+    if isinstance(event, PoissonSampled | FixedSizeSampled):
+        refuse_unsound(event, adjacency)
+        if not isinstance(event.event, Gaussian):
+            return _pure_mu(amplified(event).epsilon)
+        rate = event.rate if isinstance(event, PoissonSampled) else event.batch / event.population
+        return _limit_mu(rate, event.event.noise_multiplier, adjacency)
+    raise Unsupported(f"{type(event).__name__} has no Gaussian guarantee, so gdp cannot judge it. Use pld or rdp.")
+
+
+def _pure_mu(epsilon: float) -> float:
+    """``2 Phi^-1(e^eps / (1 + e^eps))``, from the smaller tail so that nothing is rounded off."""
+    return -2 * float(ndtri(1 / (1 + math.exp(min(epsilon, 700.0)))))
+
+
+def _limit_mu(rate: float, noise: float, adjacency: Adjacency) -> float:
+    """``q sqrt(e^(1/s^2) - 1)`` per step with Poisson samples (Bu et al. 2020, Theorem 5), and for replaced units
+    ``q sqrt(2 (e^(1/s^2) Phi(3/(2s)) + 3 Phi(-1/(2s)) - 2))`` (Dong et al., Corollary 5.4)."""
+    growth = math.exp(min(noise**-2, 700.0))
+    if adjacency is Adjacency.ADD_REMOVE:
+        return rate * math.sqrt(growth - 1)
+    return rate * math.sqrt(max(2 * (growth * float(ndtr(1.5 / noise)) + 3 * float(ndtr(-0.5 / noise)) - 2), 0.0))
