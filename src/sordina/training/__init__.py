@@ -1,6 +1,6 @@
 """Private training: the plan decides, the step clips and noises, the loop reads top to bottom."""
 
-from sordina.training.callbacks import Callback, MetricsFile, Progress, TensorBoard
+from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
 from sordina.training.evaluate import evaluate
 from sordina.training.plan import Plan, make_plan
 from sordina.training.private import Private, make_private
@@ -21,6 +21,7 @@ __all__ = [
     "PrivateStep",
     "Progress",
     "Run",
+    "StopTraining",
     "TensorBoard",
     "Trainer",
     "evaluate",

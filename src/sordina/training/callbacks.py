@@ -9,6 +9,14 @@ from types import TracebackType
 from typing import Any, Protocol
 
 
+class StopTraining(Exception):
+    """Raised by a watcher's `report` to end a run before its plan does; the run counts as spent in full.
+
+    Watchers see released values, so stopping reveals nothing new; but that the steps left out cost nothing holds for a
+    number of steps fixed in advance, not for one that depends on what was seen. So nothing is given back.
+    """
+
+
 class Callback(Protocol):
     """Is told of every reported step; entered before the first and left after the last, also when the run fails."""
 

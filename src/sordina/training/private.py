@@ -9,6 +9,7 @@ print(private.epsilon)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
 from sordina.sampling import FixedSize, Poisson, Sampler, Users
-from sordina.seam import Released
+from sordina.seam import Released, Tape
 from sordina.training.batches import MicroBatch, as_rows, split
 from sordina.training.journal import Journal
 from sordina.training.parallel import team
@@ -83,7 +84,7 @@ class Private:
     @property
     def guarantee(self) -> Guarantee:
         """The claim for what was spent so far."""
-        return self.plan.guarantee(self.steps_taken)
+        return _guarantee(self.plan, self.steps_taken)
 
     @property
     def releasable(self) -> bool:
@@ -139,6 +140,17 @@ class Private:
             torch.autograd.backward(losses.sum() / self.plan.sampler.expected_batch)
         else:
             self.private_step.absorb(self.engine.record(losses, rows_per_unit=piece.rows_per_unit))
+        return self._complete(piece)
+
+    def step_with(self, tape: Tape) -> bool:
+        """As `step`, for who has recorded the batch just drawn on a tape already (several models at once)."""
+        piece, self._expected = self._expected, None
+        if piece is None or self.engine is None:
+            raise InvalidInput("step_with(tape) goes with a batch just drawn, once, under a finite budget.")
+        self.private_step.absorb(tape)
+        return self._complete(piece)
+
+    def _complete(self, piece: MicroBatch) -> bool:
         if piece.last:
             self._finish()
         return piece.last
@@ -176,6 +188,12 @@ class Private:
                 group["noise"] = noise
 
 
+@functools.lru_cache(maxsize=4096)
+def _guarantee(plan: Plan, steps: int) -> Guarantee:
+    """Remembered, because the many runs of a search share one plan."""
+    return plan.guarantee(steps)
+
+
 def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:
     start = 0
     for parameter in parameters:
@@ -191,6 +209,15 @@ def make_sampler(kind: str, batch_size: int, population: int) -> Sampler:
     if kind == "fixed-size":
         return FixedSize(batch_size, population)
     raise InvalidInput(f"unknown sampling {kind!r}: use 'poisson' or 'fixed-size'.")
+
+
+def make_schedule(
+    units: int, *, batch_size: int, epochs: float, steps: int | None, sampling: str, population: int | None
+) -> tuple[Sampler, int]:
+    """The sampler and the number of steps of a run over ``units`` units."""
+    population = units if population is None else population
+    sampler = make_sampler(sampling, batch_size, population)
+    return sampler, max(1, round(epochs * population / batch_size)) if steps is None else steps
 
 
 def make_private(
@@ -218,10 +245,9 @@ def make_private(
     is computed from; left out, the size of the data is taken, and thereby treated as public.
     """
     units = len(users) if users is not None else as_rows(data).size
-    population = units if population is None else population
-    sampler = make_sampler(sampling, batch_size, population)
-    if steps is None:
-        steps = max(1, round(epochs * population / batch_size))
+    sampler, steps = make_schedule(
+        units, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling, population=population
+    )
     unit = Unit.RECORD if users is None else Unit.USER
     plan = make_plan(budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier)
     return Private(

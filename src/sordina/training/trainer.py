@@ -25,7 +25,7 @@ from sordina.errors import InvalidInput
 from sordina.sampling import Users
 from sordina.training import checkpoint
 from sordina.training.batches import inputs_and_target
-from sordina.training.callbacks import Callback, MetricsFile, Progress, TensorBoard
+from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
 from sordina.training.evaluate import evaluate
 from sordina.training.journal import Journal
 from sordina.training.losses import Loss, per_sample
@@ -46,6 +46,8 @@ class Trainer:
     ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD with ``lr`` is used. Without
     ``lr`` the learning rate is found during training (`AutomaticRate`), at no cost in privacy.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
+    ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
+    the run early, at the price of the whole.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     """
 
@@ -73,17 +75,22 @@ class Trainer:
     dataset_budget: str | None = None
     callbacks: Sequence[Callback] = ()
     progress: bool = False
+    tensorboard: bool = True
+    validate_every: int | None = None
 
     def fit(self, data: Any, validation: Any = None, *, resume: bool = False) -> Run:
         """Train on ``data`` until the planned steps are taken; scores ``validation`` once an epoch."""
-        private = self._private(data)
+        private = self.private(data)
         self._check_folder(resume)
         reservation = self._reserve(private, resume)
         history = self._open_folder(private, resume, reservation)
         start = time.perf_counter()
         with ExitStack() as stack:
             watchers = [stack.enter_context(watcher) for watcher in self._watchers(private)]
-            self._loop(private, validation, history, watchers)
+            try:
+                self._loop(private, validation, history, watchers)
+            except StopTraining:
+                private.book(private.plan.steps)
         if private.engine is not None:
             private.engine.close()
         if reservation is not None:
@@ -96,7 +103,8 @@ class Trainer:
             run.save(self.folder)
         return run
 
-    def _private(self, data: Any) -> Private:
+    def private(self, data: Any) -> Private:
+        """Model, optimiser, clipping and plan bound to ``data``, as `fit` will use them."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer, rule = self._optimizer(parameters)
         return make_private(
@@ -122,6 +130,7 @@ class Trainer:
         loss, start = per_sample(self.loss), time.perf_counter()
         plan = private.plan
         epoch = max(1, round(plan.steps / max(1.0, self.epochs))) if self.steps is None else max(1, plan.steps // 10)
+        epoch = self.validate_every or epoch
         every = max(1, plan.steps // REPORTS)
         self.model.train()
         for batch in private:
@@ -156,10 +165,9 @@ class Trainer:
     def _watchers(self, private: Private) -> list[Callback]:
         watchers = list(self.callbacks)
         if self.folder is not None:
-            watchers += [
-                MetricsFile(Path(self.folder) / "metrics.jsonl"),
-                TensorBoard(Path(self.folder) / "tensorboard"),
-            ]
+            watchers.append(MetricsFile(Path(self.folder) / "metrics.jsonl"))
+            if self.tensorboard:
+                watchers.append(TensorBoard(Path(self.folder) / "tensorboard"))
         return [*watchers, Progress(private.plan.steps)] if self.progress else watchers
 
     def _check_folder(self, resume: bool) -> None:
