@@ -3,6 +3,7 @@
 from sordina.clipping import names
 from sordina.clipping.automatic import Automatic
 from sordina.clipping.fixed import Fixed
+from sordina.clipping.names import named
 from sordina.clipping.online import Online, Rails
 from sordina.clipping.per_layer import Part, PerLayer, arrange, by_module
 from sordina.clipping.policy import Policy
@@ -27,5 +28,6 @@ __all__ = [
     "arrange",
     "by_module",
     "diameter",
+    "named",
     "names",
 ]

@@ -1,0 +1,52 @@
+"""Two processes on gloo train what one process trains: the same sum, the same single draw of noise, the same steps."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn import functional as F
+
+from sordina.clipping import Online
+from sordina.sampling import Poisson
+from sordina.training.plan import Plan
+from sordina.training.private import Private
+from sordina.types import Budget
+
+
+def train() -> tuple[torch.Tensor, int]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (x.sum(1) > 0).long()
+    plan = Plan(Poisson(4, 100), 10, Budget(8, 1e-5), 1.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = Private(model, optimizer, (x, y), plan, Online(initial=1.0), rng=np.random.default_rng(0))
+    for a, b in loop:
+        loop.step(F.cross_entropy(model(a), b, reduction="none"))
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), loop.steps_taken
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    weights, steps = train()
+    torch.save((weights, steps), f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    mp.spawn(worker, args=(str(tmp_path),), nprocs=2)
+    alone, steps = train()
+    for rank in range(2):
+        weights, taken = torch.load(tmp_path / f"rank{rank}.pt")
+        assert taken == steps
+        torch.testing.assert_close(weights, alone, rtol=1e-9, atol=1e-12)

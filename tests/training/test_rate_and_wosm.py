@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sordina.clipping import Decay
+from sordina.errors import InvalidInput
+from sordina.training import AdamWOSM, AutomaticRate, LearningRateRule
+
+UP, DOWN = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
+
+
+def test_the_thesis_rule_multiplies_by_a_constant_factor():
+    rule = LearningRateRule(Decay(2.5e-3))
+    state = rule.init()
+    for gradient in (UP, UP, UP, DOWN):
+        state = rule.adapt(state, gradient)
+    assert state.factor == pytest.approx(math.exp(2.5e-3 * (1 + 1 - 1)))
+    assert rule.learning_rate(state, 0.5, noise=123.0) == pytest.approx(0.5 * state.factor)
+
+
+def test_the_automatic_rate_is_in_units_of_the_noise():
+    rule = AutomaticRate()
+    assert rule.learning_rate(rule.init(), base=0.1, noise=0.01) == pytest.approx(0.1)
+    assert rule.learning_rate(rule.init(), base=0.1, noise=0.02) == pytest.approx(0.05)
+    assert rule.learning_rate(rule.init(), base=0.1, noise=0.0) == 0.1
+
+
+@pytest.mark.parametrize("start", [1e-4, 1e2])
+def test_the_rule_finds_the_rate_of_a_quadratic_from_far_away(start):
+    """f(x) = |x|^2 / 2 with noise: the best constant rate lies near 1; the rule must come within a factor of 3."""
+    rule, draw = LearningRateRule(), torch.Generator().manual_seed(0)
+    state, x = rule.init(), torch.full((50,), 10.0)
+    for _ in range(600):
+        gradient = x + 0.05 * torch.randn(50, generator=draw)
+        state = rule.adapt(state, gradient)
+        x = x - start * state.factor * gradient
+        x = x.clamp(-1e3, 1e3)
+    assert start * state.factor < 3
+    assert float(x.norm()) < 2.0
+
+
+def test_adam_wosm_is_its_formula():
+    weight = torch.zeros(3, requires_grad=True)
+    optimizer = AdamWOSM([weight], lr=1e-3)
+    optimizer.param_groups[0]["noise"] = 0.5
+    moment, expected = torch.zeros(3), torch.zeros(3)
+    for step in range(1, 5):
+        gradient = torch.tensor([1.0, -2.0, float(step)])
+        weight.grad = gradient.clone()
+        optimizer.step()
+        moment = 0.9 * moment + 0.1 * gradient
+        expected = expected - 1e-3 * moment / (1 - 0.9**step) / (0.5 + 1e-8)
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: Decay(0), lambda: Decay(1, 0), lambda: AutomaticRate(step=0), lambda: Decay(math.nan)]
+)
+def test_bad_rates_are_refused(wrong):
+    with pytest.raises(InvalidInput):
+        wrong()

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sordina.accounting import Gaussian, PoissonSampled
+from sordina.clipping import Fixed, Online, PerLayer, Quantile, Sector, arrange
+from sordina.errors import TrainingFailed, Unsupported
+from sordina.gradients.explicit import MatrixTape
+from sordina.training.step import PrivateStep
+
+
+def matrix(rows: int, size: int = 6, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def run(plan, policy, tapes, seed=0):
+    step = PrivateStep(plan, arrange(policy, ["w"]), [6])
+    for tape in tapes:
+        step.absorb(tape)
+    return step, step.finish(torch.zeros(1, dtype=torch.float64), np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("policy", [Fixed(0.5), Quantile(), Online(), Online.as_in_thesis()], ids=repr)
+def test_micro_batches_give_what_one_batch_gives(plan, policy):
+    vectors = matrix(12)
+    _, (whole,) = run(plan, policy, [MatrixTape(vectors)])
+    _, (pieces,) = run(plan, policy, [MatrixTape(vectors[:5]), MatrixTape(vectors[5:6]), MatrixTape(vectors[6:])])
+    for one, other in zip(whole.answers, pieces.answers, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("policy", [Fixed(0.5), Quantile(), Online()], ids=repr)
+def test_the_event_is_derived_from_the_noise_that_is_added(plan, policy):
+    for clipping in (policy, PerLayer(policy)):
+        step = PrivateStep(
+            plan, arrange(clipping, ["a.w", "b.w", "b.bias"]), [3] * (2 if clipping is not policy else 1)
+        )
+        event = step.event()
+        assert isinstance(event, PoissonSampled)
+        assert isinstance(event.event, Gaussian)
+        assert event.rate == 0.2
+        assert event.event.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
+
+
+def test_an_empty_batch_is_a_legal_step(plan):
+    step, (answer,) = run(plan, Online(), [])
+    assert [tuple(a.shape) for a in answer.answers] == [(6,), (6,), ()]
+    assert answer.answers[0].abs().max() > 0
+    assert step.states[0].step == 1
+
+
+def test_a_sum_that_is_not_finite_stops_the_run(plan):
+    vectors = matrix(3)
+    vectors[1, 2] = torch.inf
+    with pytest.raises(TrainingFailed, match="stay on record"):
+        run(plan, Fixed(1.0), [MatrixTape(vectors)])
+
+
+def test_sector_needs_replace_one_before_anything_runs(plan):
+    with pytest.raises(Unsupported, match="replace-one"):
+        PrivateStep(plan, arrange(Sector(), ["w"]), [6])
+
+
+def test_the_state_changes_only_after_the_noise_is_drawn(plan):
+    step = PrivateStep(plan, arrange(Quantile(initial=0.1), ["w"]), [6])
+    step.absorb(MatrixTape(matrix(4)))
+    assert step.thresholds == [0.1]
+    step.absorb(MatrixTape(matrix(4, seed=1)))
+    assert step.thresholds == [0.1]
+    step.finish(torch.zeros(1, dtype=torch.float64), np.random.default_rng(0))
+    assert step.thresholds != [0.1]
