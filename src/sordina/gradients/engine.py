@@ -1,58 +1,37 @@
-"""The engine: watches a model's forward pass and answers for every unit from one backward pass.
+"""The engine: listens to a model's forward pass and answers for every unit from one backward pass.
 
-Forward hooks keep each layer's input and the *edge* of its output in the autograd graph. One call of
-``torch.autograd.grad`` then asks for the gradients of those outputs only: autograd skips every weight gradient (which
-nobody asked for) and everything below the first layer. Norms and weighted sums follow from inputs and output
-gradients by the rules in ``layers``.
+Each layer's input is kept with the *edge* of its output in the autograd graph. One call of ``torch.autograd.grad`` then
+asks for the gradients of those outputs only: autograd skips every weight gradient (which nobody asked for) and
+everything below the first layer. Norms and weighted sums follow from inputs and output gradients by the rules in
+``layers``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients.capture import Recorder, Tap
 from sordina.gradients.check import check, check_losses
-from sordina.gradients.graph import Replay, escaping
-from sordina.gradients.layers import Fold, Rule, rule_for
+from sordina.gradients.graph import Replay
+from sordina.gradients.install import Installed, install
+from sordina.gradients.layers import Fold
 from sordina.gradients.layers.fold import LOW_PRECISION
 from sordina.gradients.layout import Layout, layouts
+from sordina.gradients.learn import Plan, learn
 from sordina.gradients.tape import GhostTape
-from sordina.gradients.terms import Term, combine
+from sordina.gradients.terms import Term
+from sordina.gradients.total import combine
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a layer with a rule: what went in, and where its output lies in the graph."""
-
-    name: str
-    module: nn.Module
-    rule: Rule
-    input: Tensor
-    version: int
-    shape: torch.Size
-    edge: GradientEdge
-
-
-def tap(output: Tensor) -> GradientEdge:
-    """Where an output's gradient passes, whatever is later done to the output in place.
-
-    An in-place operation on a view rewrites the graph above the view's base, so the base is tapped where it is the same
-    values in another shape.
-    """
-    base = output._base
-    if base is not None and base.grad_fn is not None and base.numel() == output.numel() and output.is_contiguous():
-        return get_gradient_edge(base)
-    return get_gradient_edge(output)
+PATIENCE = 5
+"""How many batches may leave a doubt about the model's structure before it is taken as it looks."""
 
 
 class Engine:
@@ -71,26 +50,13 @@ class Engine:
             raise Unsupported(str(problems[0]))
         self.model = model
         self._layouts = layouts(model, groups)
-        self._names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._calls: list[Call] = []
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._known = Plan({}, frozenset(), certain=True)
+        self._doubts = 0
         self._told: set[str] = set()
-        self._handles = [self._watch(name, module) for name, module in model.named_modules() if self._ruled(module)]
-
-    def _ruled(self, module: nn.Module) -> bool:
-        own = any(id(parameter) in self._names for parameter in module._parameters.values())
-        return own and rule_for(module) is not None
-
-    def _watch(self, name: str, module: nn.Module) -> Any:
-        rule = rule_for(module)
-        assert rule is not None
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None:
-                source = args[0] if args else kwargs["input"]
-                self._calls.append(Call(name, module, rule, source, source._version, output.shape, tap(output)))
-
-        return module.register_forward_hook(hook, with_kwargs=True, prepend=True)
+        self._recorder = Recorder(model)
+        self._installed: Installed = install(model, self._recorder, self._parameters, frozenset(), self._tell)
 
     def layout(self, group: int = 0) -> Layout:
         """Names, shapes and slices of a group's flat vectors."""
@@ -107,12 +73,11 @@ class Engine:
 
     def clear(self) -> None:
         """Forget forward passes that will not be recorded."""
-        self._calls = []
+        self._recorder.taps, self._recorder.inputs = [], []
 
     def close(self) -> None:
-        """Remove all hooks from the model."""
-        for handle in self._handles:
-            handle.remove()
+        """Leave the model as it was found."""
+        self._installed.remove()
         self.clear()
 
     def __enter__(self) -> Engine:
@@ -125,7 +90,6 @@ class Engine:
 
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
         """One backward pass from per-row losses (B,); rows of one unit are consecutive, ``rows_per_unit`` each."""
-        calls, self._calls = self._calls, []
         check_losses(losses)
         rows = losses.shape[0]
         if rows_per_unit < 1 or rows % rows_per_unit:
@@ -133,33 +97,63 @@ class Engine:
         units = rows // rows_per_unit
         like = next(iter(self._parameters.values())).new_empty(0)
         like = like.float() if like.dtype in LOW_PRECISION else like
-        terms = self._terms(losses, calls, Fold(units, rows_per_unit)) if units else {}
+        try:
+            terms = self._terms(losses, units, rows_per_unit) if units else {}
+        finally:
+            self.clear()
         return GhostTape(self._layouts, terms, units, like)
 
-    def _terms(self, losses: Tensor, calls: list[Call], fold: Fold) -> dict[str, Term]:
-        escaped = {
-            self._names[key] for key in escaping(losses, ((c.edge, c.input) for c in calls), self._parameters.values())
-        }
-        for name in escaped - self._told:
-            log.warning("parameter %r has no rule: its gradients take one backward pass per sample", name)
-            self._told.add(name)
-        gradients = (
-            torch.autograd.grad(
-                losses, [c.edge for c in calls], torch.ones_like(losses), retain_graph=bool(escaped), allow_unused=True
+    def _terms(self, losses: Tensor, units: int, rows: int) -> dict[str, Term]:
+        plan = self._plan(losses)
+        taps = [(tap, dim) for tap in self._recorder.taps if tap.build and (dim := plan.dims[tap.key]) is not None]
+        gradients = _backward(losses, [tap for tap, _ in taps], retain=bool(plan.escaped))
+        found: dict[str, list[Term]] = {}
+        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+            for (tap, dim), gradient in zip(taps, gradients, strict=True):
+                for parameter, term in self._built(tap, dim, gradient, units, rows):
+                    found.setdefault(self._names[id(parameter)], []).append(term)
+        terms = {name: combine(parts, self._parameters[name].numel()) for name, parts in found.items()}
+        per_unit = losses if rows == 1 else losses.view(units, rows).sum(1)
+        return terms | {name: Replay(per_unit, self._parameters[name]) for name in plan.escaped}
+
+    def _built(self, tap: Tap, dim: int, gradient: Tensor | None, units: int, rows: int) -> Any:
+        if gradient is None or tap.build is None:
+            return ()
+        if not tap.intact():
+            raise Unsupported(
+                f"an input of {tap.label!r} was changed in place before the backward pass: sordina.fix(model)."
             )
-            if calls
-            else ()
-        )
-        parts: dict[str, list[Term]] = {}
-        with torch.no_grad():
-            for call, gradient in zip(calls, gradients, strict=True):
-                if gradient is None:
-                    continue
-                if call.input._version != call.version:
-                    raise Unsupported(f"the input of layer {call.name!r} was changed in place: sordina.fix(model).")
-                for local, term in call.rule.terms(call.module, call.input.detach(), gradient.view(call.shape), fold):
-                    parameter = call.module._parameters[local]
-                    parts.setdefault(self._names[id(parameter)], []).append(term)
-        per_unit = losses if fold.rows == 1 else losses.view(fold.units, fold.rows).sum(1)
-        terms = {name: combine(found, self._parameters[name].numel()) for name, found in parts.items()}
-        return terms | {name: Replay(per_unit, self._parameters[name]) for name in escaped}
+        if tap.shape[dim] != units * rows:
+            raise InvalidInput(f"{tap.label!r} saw {tap.shape[dim]} samples, but there are {units * rows} losses.")
+        return tap.build(gradient.view(tap.shape), Fold(units, rows, dim))
+
+    def _plan(self, losses: Tensor) -> Plan:
+        recorder, known = self._recorder, self._known
+        if not recorder.learning and all(tap.key in known.dims for tap in recorder.taps):
+            return known
+        plan = learn(losses, recorder.taps, recorder.inputs, self._parameters)
+        if fresh := plan.escaped - self._installed.watched:
+            self._installed.remove()
+            watched = self._installed.watched | fresh
+            self._installed = install(self.model, recorder, self._parameters, watched, self._tell)
+            self._known = Plan({}, frozenset(), certain=True)
+            return plan
+        for name in sorted(plan.escaped):
+            self._tell(f"parameter {name!r} is used in a way no rule covers: one backward pass per sample")
+        self._doubts += not plan.certain
+        if plan.certain or self._doubts >= PATIENCE:
+            recorder.learning = False
+            self._known = Plan({**known.dims, **plan.dims}, known.escaped | plan.escaped, certain=True)
+        return plan
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message)
+
+
+def _backward(losses: Tensor, taps: Sequence[Tap], retain: bool) -> Sequence[Tensor | None]:
+    if not taps:
+        return ()
+    edges: list[Any] = [tap.edge for tap in taps]
+    return torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)

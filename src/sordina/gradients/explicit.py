@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from sordina.errors import InvalidInput
 from sordina.gradients.layout import Layout, layouts
 from sordina.gradients.tape import GhostTape
-from sordina.gradients.terms import Dense
+from sordina.gradients.terms import Dense, Term
 from sordina.seam import Query, Scalars
 
 
@@ -68,7 +68,7 @@ def record(
     """The tape that `sordina.gradients.Engine` gives, from per-sample gradients written down in full."""
     chosen = layouts(model, groups)
     x, y = batch
-    terms = {}
+    terms: dict[str, Term] = {}
     for layout in chosen:
         rows = matrix(model, loss, x, y, layout)
         units = rows.view(-1, rows_per_unit, layout.size).sum(1)

@@ -1,4 +1,4 @@
-"""Questions to an autograd graph: which parameters escape the captured edges, and a term that asks it again."""
+"""Questions to an autograd graph: which parameters escape the taps, and a term that asks it again."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from sordina.gradients.weights import Weights
 
-def escaping(losses: Tensor, taps: Iterable[tuple[GradientEdge, Tensor]], parameters: Iterable[Tensor]) -> set[int]:
-    """The ids of the parameters that the losses depend on outside of the tapped layers.
 
-    A tap is the edge of a layer's output with the layer's input: the walk jumps from one to the other.
+def escaping(
+    losses: Tensor, taps: Iterable[tuple[GradientEdge, tuple[Tensor, ...]]], parameters: Iterable[Tensor]
+) -> set[int]:
+    """The ids of the parameters that the losses depend on outside of the tapped operations.
+
+    A tap is the edge of an operation's output with its inputs: the walk jumps from the one to the others.
     """
-    jumps = {(edge.node, edge.output_nr): source for edge, source in taps}
+    jumps = {(edge.node, edge.output_nr): sources for edge, sources in taps}
     wanted = {id(parameter) for parameter in parameters}
     found: set[int] = set()
-    start: Any = losses.grad_fn
-    seen, stack = set(), [(start, 0)]
+    seen: set[Any] = set()
+    stack: list[tuple[Any, int]] = [(losses.grad_fn, 0)]
     while stack:
-        node, output = stack.pop()
-        if (node, output) in jumps:
-            source = jumps[node, output]
-            if source.requires_grad:
-                edge = get_gradient_edge(source)
-                stack.append((edge.node, edge.output_nr))
+        place = stack.pop()
+        if place in jumps:
+            edges = [get_gradient_edge(source) for source in jumps[place] if source.requires_grad]
+            stack.extend((edge.node, edge.output_nr) for edge in edges if (edge.node, edge.output_nr) != place)
             continue
+        node = place[0]
         if node in seen:
             continue
         seen.add(node)
@@ -54,22 +57,27 @@ class Replay:
 
     def _backward(self, weights: Tensor) -> Tensor:
         (answer,) = torch.autograd.grad(self.losses, self.parameter, weights.to(self.losses), retain_graph=True)
-        return answer.flatten()
+        return answer.flatten().to(weights.dtype)
 
     def squared_norms(self) -> Tensor:
         """One backward pass per unit."""
-        return torch.linalg.vector_norm(self.rows(slice(0, self.units)), dim=1).square_()
+        norms = [torch.linalg.vector_norm(self._backward(unit)) for unit in self._units(slice(0, self.units))]
+        return torch.stack(norms).square_()
 
     def project(self, direction: Tensor) -> Tensor:
         """As the norms."""
-        return self.rows(slice(0, self.units)) @ direction.reshape(-1)
+        flat = direction.reshape(-1)
+        return torch.stack([self._backward(unit) @ flat for unit in self._units(slice(0, self.units))])
 
-    def contract(self, weights: Tensor, out: Tensor) -> None:
+    def contract(self, weights: Weights, out: Tensor) -> None:
         """One backward pass per query."""
-        for weight, target in zip(weights, out, strict=True):
+        for weight, target in zip(weights.rows, out, strict=True):
             target.copy_(self._backward(weight))
 
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
-        units = torch.eye(self.units, device=self.losses.device)[where]
-        return torch.stack([self._backward(unit) for unit in units])
+        return torch.stack([self._backward(unit) for unit in self._units(where)])
+
+    def _units(self, where: slice) -> Tensor:
+        kind = torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
+        return torch.eye(self.units, dtype=kind, device=self.losses.device)[where]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
@@ -23,18 +26,20 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
-    @property
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many values each parameter has."""
+        return [prod(shape) for shape in self.shapes]
+
+    @cached_property
     def slices(self) -> tuple[slice, ...]:
         """Where each parameter lies in the flat vector."""
-        ends = [0]
-        for shape in self.shapes:
-            ends.append(ends[-1] + prod(shape))
-        return tuple(slice(start, stop) for start, stop in zip(ends[:-1], ends[1:], strict=True))
+        return tuple(slice(start, stop) for start, stop in pairwise(accumulate(self.sizes, initial=0)))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The length of the flat vector."""
-        return sum(prod(shape) for shape in self.shapes)
+        return sum(self.sizes)
 
     def __iter__(self) -> Iterator[tuple[str, tuple[int, ...], slice]]:
         return iter(zip(self.names, self.shapes, self.slices, strict=True))
@@ -48,7 +53,8 @@ class Layout:
         """
         if vector.shape != (self.size,):
             raise InvalidInput(f"expected a flat vector of {self.size} values, got shape {tuple(vector.shape)}.")
-        return {name: vector[where].view(shape) for name, shape, where in self}
+        parts = zip(self.names, self.shapes, torch.split(vector, self.sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
 
 
 def layouts(model: nn.Module, groups: Sequence[Sequence[str]] | None) -> tuple[Layout, ...]:

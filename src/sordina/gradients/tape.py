@@ -11,6 +11,7 @@ from torch import Tensor
 from sordina.errors import InvalidInput
 from sordina.gradients.layout import Layout
 from sordina.gradients.terms import Term
+from sordina.gradients.weights import Weights
 from sordina.seam import Query, ScalarQuery, Scalars
 
 
@@ -71,12 +72,12 @@ class GhostTape:
         out = self.like.new_empty(len(own), layout.size)
         if not own:
             return out
-        weights = torch.stack([self._weights(vector) for vector in own])
-        for name, _, where in layout:
-            if name in self.terms and self.units:
-                self.terms[name].contract(weights, out[:, where])
+        weights = Weights(torch.stack([self._weights(vector) for vector in own]))
+        for name, target in zip(layout.names, torch.split(out, layout.sizes, 1), strict=True):
+            if name in self.terms:
+                self.terms[name].contract(weights, target)
             else:
-                out[:, where] = 0
+                target.zero_()
         return out
 
     def _weights(self, own: Tensor) -> Tensor:

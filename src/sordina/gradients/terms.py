@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 1 << 19
-"""Per-unit gradients that must be written down are written in pieces of about this size: half a core's cache."""
+from sordina.gradients.weights import Weights
+
+CHUNK_BYTES = 2 << 20
+"""Per-unit gradients that must be written down are written in pieces of about this size, which stay in cache."""
+WORTH_PICKING = 64
+"""Arithmetic per value from which copying some rows of a matrix is cheaper than multiplying all of them twice."""
 
 
 class Term(Protocol):
-    """``U`` vectors of one parameter, flattened to ``size`` values each."""
+    """``U`` vectors of one parameter, flattened."""
 
     @property
     def units(self) -> int:
@@ -33,8 +38,8 @@ class Term(Protocol):
         """``<g_i, u>`` for a direction of the parameter's shape, shape (U,)."""
         ...
 
-    def contract(self, weights: Tensor, out: Tensor) -> None:
-        """Write ``sum_i weights[q, i] g_i`` into ``out[q]``, for every row q of ``weights``; ``out`` has shape (Q, size)."""
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """Write ``sum_i w_qi g_i`` into ``out[q]`` for every query q; ``out`` has shape (Q, size)."""
         ...
 
     def rows(self, where: slice) -> Tensor:
@@ -59,17 +64,23 @@ class Dense:
         """How many vectors."""
         return self.vectors.shape[0]
 
+    @cached_property
+    def squares(self) -> Tensor:
+        """``|g_i|^2``, computed once: a layer's bias and weight share it."""
+        squares: Tensor = torch.linalg.vector_norm(self.vectors, dim=1).square_()
+        return squares
+
     def squared_norms(self) -> Tensor:
         """``|g_i|^2``."""
-        return torch.linalg.vector_norm(self.vectors, dim=1).square_()
+        return self.squares
 
     def project(self, direction: Tensor) -> Tensor:
         """``<g_i, u>``."""
         return self.vectors @ direction.reshape(-1)
 
-    def contract(self, weights: Tensor, out: Tensor) -> None:
-        """``out[q] = sum_i weights[q, i] g_i``."""
-        torch.mm(weights, self.vectors, out=out)
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """``out[q] = sum_i w_qi g_i``."""
+        torch.mm(weights.rows, self.vectors, out=out)
 
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors."""
@@ -77,8 +88,42 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """``g_i = left_i right_i^T`` for left (U, r) and right (U, c): a linear map at one place."""
+
+    left: Dense
+    right: Dense
+
+    @property
+    def units(self) -> int:
+        """How many vectors."""
+        return self.left.units
+
+    def squared_norms(self) -> Tensor:
+        """``|left|^2 |right|^2``."""
+        return self.left.squares * self.right.squares
+
+    def project(self, direction: Tensor) -> Tensor:
+        """``<l, D r>`` with D the direction as a matrix."""
+        matrix = direction.reshape(self.left.vectors.shape[1], -1)
+        return (self.right.vectors @ matrix.mT).mul_(self.left.vectors).sum(1)
+
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """``(w o left)^T right``."""
+        sum_outer(self.left.vectors, self.right.vectors, weights, out)
+
+    def rows(self, where: slice) -> Tensor:
+        """Some of the vectors, written down."""
+        return (self.left.vectors[where, :, None] * self.right.vectors[where, None, :]).flatten(1)
+
+    def places(self) -> Outer:
+        """The same with an explicit dimension of places."""
+        return Outer(self.left.vectors[:, None], self.right.vectors[:, None])
+
+
+@dataclass(frozen=True)
 class Outer:
-    """``g_i = left_i^T right_i`` for left (U, T, r) and right (U, T, c): the gradient of a linear map over T places."""
+    """``g_i = left_i^T right_i`` for left (U, T, r) and right (U, T, c): a linear map over T places."""
 
     left: Tensor
     right: Tensor
@@ -89,96 +134,74 @@ class Outer:
         return self.left.shape[0]
 
     def squared_norms(self) -> Tensor:
-        """``|left|^2 |right|^2`` for T = 1, else the cheaper of ``sum (l l^T) o (r r^T)`` and ``|l^T r|^2``."""
-        _, places, r = self.left.shape
-        c = self.right.shape[2]
-        if places == 1:
-            left, right = self.left[:, 0], self.right[:, 0]
-            return torch.linalg.vector_norm(left, dim=1).mul_(torch.linalg.vector_norm(right, dim=1)).square_()
-        if places * (r + c) < r * c:
-            return self._ghost()
-        size = r * c * self.left.element_size()
-        parts = [torch.linalg.vector_norm(self.rows(where), dim=1) for where in chunks(self.units, size)]
-        return torch.cat(parts).square_() if parts else self.left.new_zeros(0)
-
-    def _ghost(self) -> Tensor:
-        bytes_each = self.left.shape[1] ** 2 * self.left.element_size()
-        parts = []
-        for where in chunks(self.units, bytes_each):
-            left, right = self.left[where], self.right[where]
-            gram = torch.bmm(left, left.mT).mul_(torch.bmm(right, right.mT))
-            parts.append(gram.sum((1, 2)))
-        return torch.cat(parts).clamp_min_(0) if parts else self.left.new_zeros(0)
+        """The ghost norm ``sum (l l^T) o (r r^T)``."""
+        return cross_outer(self, self).clamp_min_(0)
 
     def project(self, direction: Tensor) -> Tensor:
         """``sum_t <l_t, D r_t>`` with D the direction as a matrix."""
         matrix = direction.reshape(self.left.shape[2], self.right.shape[2])
         return (self.right @ matrix.mT).mul_(self.left).sum((1, 2))
 
-    def contract(self, weights: Tensor, out: Tensor) -> None:
-        """One matrix product per query: ``(w o left)^T right``."""
-        r, c = self.left.shape[2], self.right.shape[2]
-        right = self.right.reshape(-1, c)
-        for weight, target in zip(weights, out, strict=True):
-            scaled = (self.left * weight[:, None, None]).reshape(-1, r)
-            torch.mm(scaled.mT, right, out=target.view(r, c))
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """``(w o left)^T right``."""
+        sum_outer(self.left, self.right, weights, out)
 
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return torch.bmm(self.left[where].mT, self.right[where]).flatten(1)
 
-
-@dataclass(frozen=True)
-class Total:
-    """The sum of several terms of one parameter: tied weights, modules called more than once."""
-
-    terms: Sequence[Term]
-    size: int
-
-    @property
-    def units(self) -> int:
-        """How many vectors."""
-        return self.terms[0].units
-
-    def squared_norms(self) -> Tensor:
-        """The cross terms need the sums themselves: written down in pieces of the batch."""
-        parts = []
-        for where in chunks(self.units, self.size * 8):
-            parts.append(torch.linalg.vector_norm(self.rows(where), dim=1))
-        return torch.cat(parts).square_()
-
-    def project(self, direction: Tensor) -> Tensor:
-        """Projections add up."""
-        return sum_of([term.project(direction) for term in self.terms])
-
-    def contract(self, weights: Tensor, out: Tensor) -> None:
-        """So do weighted sums."""
-        self.terms[0].contract(weights, out)
-        part = torch.empty_like(out)
-        for term in self.terms[1:]:
-            term.contract(weights, part)
-            out += part
-
-    def rows(self, where: slice) -> Tensor:
-        """And the vectors."""
-        return sum_of([term.rows(where) for term in self.terms])
+    def places(self) -> Outer:
+        """Itself."""
+        return self
 
 
-def sum_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of at least one tensor."""
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
+def outer(left: Tensor, right: Tensor) -> Term:
+    """The cheapest term for ``left_i^T right_i``: a ghost norm costs ``T^2 (r + c)``, writing it down ``T r c``.
+
+    What is written down is kept in place of its factors, which are no smaller: memory does not grow.
+    """
+    _, places, r = left.shape
+    c = right.shape[2]
+    if places == 1:
+        return Pair(Dense(left[:, 0]), Dense(right[:, 0]))
+    if places * (r + c) < r * c:
+        return Outer(left, right)
+    return Dense(torch.bmm(left.mT, right).flatten(1))
 
 
-def combine(terms: Sequence[Term], size: int) -> Term:
-    """One term for the sum of ``terms``, in the cheapest form."""
-    if len(terms) == 1:
-        return terms[0]
-    if all(isinstance(term, Dense) for term in terms):
-        return Dense(sum_of([term.vectors for term in terms if isinstance(term, Dense)]))
-    outers = [term for term in terms if isinstance(term, Outer)]
-    if len(outers) == len(terms):
-        return Outer(torch.cat([term.left for term in outers], 1), torch.cat([term.right for term in outers], 1))
-    return Total(terms, size)
+def cross_outer(one: Outer, two: Outer) -> Tensor:
+    """``<g_i, h_i> = sum (l l'^T) o (r r'^T)``, shape (U,)."""
+    bytes_each = one.left.shape[1] * two.left.shape[1] * one.left.element_size()
+    parts = []
+    for where in chunks(one.units, bytes_each):
+        gram = torch.bmm(one.left[where], two.left[where].mT)
+        parts.append(gram.mul_(torch.bmm(one.right[where], two.right[where].mT)).sum((1, 2)))
+    return torch.cat(parts)
+
+
+def sum_outer(left: Tensor, right: Tensor, weights: Weights, out: Tensor) -> None:
+    """``out[q] = sum_i w_qi left_i^T right_i``, with as few multiplications as the weights allow."""
+    r, c = left.shape[-1], right.shape[-1]
+    if weights.single:
+        torch.mm(scaled(left, weights.rows[0]).mT, right.reshape(-1, c), out=out.view(r, c))
+        return
+    if r * c > WORTH_PICKING * (r + c) and weights.parts is not None:
+        sums = [scaled(part.pick(left), part.scale).mT @ part.pick(right).reshape(-1, c) for part in weights.parts]
+        mix(sums, weights, out)
+        return
+    stacked = torch.cat([scaled(left, row) for row in weights.rows], 1)
+    out.copy_((stacked.mT @ right.reshape(-1, c)).view(len(out), -1))
+
+
+def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    """``weight_i x_i`` as a matrix with one row per place."""
+    return (x * weight.view(-1, *[1] * (x.dim() - 1))).reshape(-1, x.shape[-1])
+
+
+def mix(sums: Sequence[Tensor], weights: Weights, out: Tensor) -> None:
+    """``out[q] = sum_p mix_pq sums_p`` over the parts of the weights."""
+    out.zero_()
+    for part, total in zip(weights.parts or (), sums, strict=True):
+        for target, factor in zip(out, part.mix.tolist(), strict=True):
+            if factor:
+                target.add_(total.reshape(-1), alpha=factor)

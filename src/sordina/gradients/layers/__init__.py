@@ -6,34 +6,53 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from sordina.gradients.layers import convolution, embedding, linear, norm
+from sordina.gradients.layers import attention, convolution, embedding, linear, norm, recurrent
 from sordina.gradients.layers.fold import Fold
 from sordina.gradients.terms import Term
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one type of module turns (input, output gradient) into terms, one per trainable parameter."""
+    """How one type of module turns its inputs and output gradient into terms, one per trainable parameter."""
 
-    terms: Callable[..., Iterator[tuple[str, Term]]]
-    parameters: frozenset[str] = frozenset({"weight", "bias"})
-    any_dim: bool = False
+    terms: Callable[..., Iterator[tuple[Tensor, Term]]] | None = None
+    """Called with the module, the output gradient, the fold and the inputs of the forward pass."""
+    forward: Callable[..., Any] | None = None
+    """Or: the module's forward pass in pieces that are tapped one by one; called with module, tap and inputs."""
+    parameters: frozenset[str] | None = frozenset({"weight", "bias"})
+    """The parameters the rule knows; None stands for any."""
+    any_dim: bool = True
     """Whether the samples may lie along another dimension than the first."""
 
 
+_CONV, _TRANSPOSED = Rule(convolution.convolution, any_dim=False), Rule(convolution.transposed, any_dim=False)
+_INSTANCE = Rule(norm.instance_norm, any_dim=False)
+_RECURRENT = Rule(forward=recurrent.forward, parameters=None)
+
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(linear.linear, any_dim=True),
-    nn.LayerNorm: Rule(norm.layer_norm, any_dim=True),
-    nn.RMSNorm: Rule(norm.rms_norm, any_dim=True),
-    nn.Embedding: Rule(embedding.embedding, any_dim=True),
-    nn.GroupNorm: Rule(norm.group_norm),
-    **{kind: Rule(norm.instance_norm) for kind in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
-    **{kind: Rule(convolution.convolution) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
-    **{kind: Rule(convolution.transposed) for kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)},
+    nn.Linear: Rule(linear.linear),
+    nn.LayerNorm: Rule(norm.layer_norm),
+    nn.RMSNorm: Rule(norm.rms_norm),
+    nn.GroupNorm: Rule(norm.group_norm, any_dim=False),
+    nn.InstanceNorm1d: _INSTANCE,
+    nn.InstanceNorm2d: _INSTANCE,
+    nn.InstanceNorm3d: _INSTANCE,
+    nn.Embedding: Rule(embedding.embedding),
+    nn.EmbeddingBag: Rule(embedding.embedding_bag, any_dim=False),
+    nn.Conv1d: _CONV,
+    nn.Conv2d: _CONV,
+    nn.Conv3d: _CONV,
+    nn.ConvTranspose1d: _TRANSPOSED,
+    nn.ConvTranspose2d: _TRANSPOSED,
+    nn.ConvTranspose3d: _TRANSPOSED,
+    nn.MultiheadAttention: Rule(forward=attention.forward, parameters=None),
+    nn.LSTM: _RECURRENT,
+    nn.GRU: _RECURRENT,
+    nn.RNN: _RECURRENT,
 }
-NAMED: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": Rule(linear.conv1d_of_gpt2, any_dim=True)}
+NAMED: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": Rule(linear.conv1d_of_gpt2)}
 """Rules for classes of packages that need not be installed."""
 
 
@@ -43,9 +62,15 @@ def rule_for(module: nn.Module) -> Rule | None:
         rule = RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
         if rule:
             own = {name for name, parameter in module._parameters.items() if parameter is not None}
-            same: Any = type(module).forward is kind.forward and "forward" not in module.__dict__
-            return rule if same and own <= rule.parameters else None
+            plain = rule.parameters is None or own <= rule.parameters
+            same = getattr(type(module), "forward", None) is getattr(kind, "forward", None)
+            return rule if plain and same and "forward" not in module.__dict__ and _fit(module) else None
     return None
+
+
+def _fit(module: nn.Module) -> bool:
+    """Whether the module's options are among those its rule covers."""
+    return not (isinstance(module, nn.EmbeddingBag) and module.mode == "max")
 
 
 __all__ = ["Fold", "Rule", "rule_for"]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.layers.linear import wants
-from sordina.gradients.terms import Dense, Term, chunks
+from sordina.gradients.terms import Dense, Term, chunks, mix
+from sordina.gradients.weights import Weights
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 ConvTranspose: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -48,8 +49,7 @@ class Correlation:
 
     def squared_norms(self) -> Tensor:
         """Written down in pieces of the batch that stay in cache."""
-        each = prod(self.kernel) * self.image.shape[1] * prod(self.signal.shape[2:]) * self.image.element_size()
-        parts = [torch.linalg.vector_norm(self.rows(where), dim=1) for where in chunks(self.units, each)]
+        parts = [torch.linalg.vector_norm(rows, dim=1) for _, rows in self._pieces()]
         return torch.cat(parts).square_()
 
     def project(self, direction: Tensor) -> Tensor:
@@ -60,30 +60,53 @@ class Correlation:
         answer = answer[(slice(None), slice(None), *(slice(0, n) for n in self.signal.shape[2:]))]
         return self.fold.by_row((answer * self.signal).flatten(1).sum(1, keepdim=True))[:, 0]
 
-    def contract(self, weights: Tensor, out: Tensor) -> None:
+    def contract(self, weights: Weights, out: Tensor) -> None:
         """The ordinary weight gradient of scaled output gradients."""
-        shape = (self.signal.shape[1], self.image.shape[1] // self.groups, *self.kernel)
-        weight = self.image.new_empty(1).expand(shape)
-        none, zeros = [False, True, False], [0] * len(self.kernel)
-        scale = weights.repeat_interleave(self.fold.rows, 1)
-        for factor, target in zip(scale, out, strict=True):
-            scaled = self.signal * factor.view(-1, *[1] * (self.signal.dim() - 1))
-            geometry = (self.stride, self.padding, self.dilation, False, zeros, self.groups)
-            answer = torch.ops.aten.convolution_backward(scaled, self.image, weight, None, *geometry, none)[1]
-            target.copy_(answer.flatten())
+        if weights.parts is None:
+            sums = [self._weight_gradient(None, row) for row in weights.rows]
+            torch.stack(sums, out=out)
+        else:
+            mix([self._weight_gradient(part.index, part.scale) for part in weights.parts], weights, out)
+
+    def _weight_gradient(self, index: Tensor | None, scale: Tensor) -> Tensor:
+        image, signal = self.image, self.signal
+        if index is not None:
+            rows = (index[:, None] * self.fold.rows + torch.arange(self.fold.rows, device=index.device)).flatten()
+            image, signal = image[rows], signal[rows]
+        scale = scale.repeat_interleave(self.fold.rows).view(-1, *[1] * (signal.dim() - 1))
+        weight = image.new_empty(1).expand(signal.shape[1], image.shape[1] // self.groups, *self.kernel)
+        geometry = (self.stride, self.padding, self.dilation, False, [0] * len(self.kernel), self.groups)
+        mask = [False, True, False]
+        answer: Tensor = torch.ops.aten.convolution_backward(signal * scale, image, weight, None, *geometry, mask)[1]
+        return answer.flatten()
 
     def rows(self, where: slice) -> Tensor:
-        """Some of the vectors, written down: windows times output gradients."""
-        rows = self.fold.rows
-        part = slice(where.start * rows, where.stop * rows)
-        image, signal = self._padded(self.image[part]), self.signal[part]
-        count, blocks = len(image), self.groups
-        windows = self._windows(image).reshape(count * blocks, -1, prod(signal.shape[2:]))
-        product = torch.bmm(signal.reshape(count * blocks, -1, windows.shape[2]), windows.mT)
-        return product.view(len(range(where.start, where.stop)), rows, -1).sum(1)
+        """Some of the vectors, written down."""
+        return torch.cat([rows for _, rows in self._pieces(where)])
+
+    def written(self) -> Dense:
+        """All of the vectors, written down."""
+        out = self.signal.new_empty(self.units, self.size)
+        for where, rows in self._pieces():
+            out[where] = rows
+        return Dense(out)
+
+    def _pieces(self, units: slice | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Windows times output gradients, in pieces of the batch that stay in cache."""
+        units = units or slice(0, self.units)
+        rows, blocks = self.fold.rows, self.groups
+        places, depth = prod(self.signal.shape[2:]), self.image.shape[1] * prod(self.kernel)
+        for piece in chunks(units.stop - units.start, rows * depth * places * self.image.element_size()):
+            start, stop = (units.start + piece.start) * rows, (units.start + piece.stop) * rows
+            windows = self._windows(self._padded(self.image[start:stop]))
+            matrix = windows.reshape((stop - start) * blocks, depth // blocks, places)
+            signal = self.signal[start:stop].reshape((stop - start) * blocks, -1, places)
+            product = torch.bmm(signal, matrix.mT).view((stop - start), -1)
+            where = slice(units.start + piece.start, units.start + piece.stop)
+            yield where, product if rows == 1 else product.view(-1, rows, self.size).sum(1)
 
     def _padded(self, image: Tensor) -> Tensor:
-        return F.pad(image, [side for p in reversed(self.padding) for side in (p, p)])
+        return F.pad(image, [side for p in reversed(self.padding) for side in (p, p)]) if any(self.padding) else image
 
     def _windows(self, image: Tensor) -> Tensor:
         """A view (n, c, kernel.., places..) of the padded image."""
@@ -94,33 +117,37 @@ class Correlation:
         return image.as_strided(shape, (*image.stride()[:2], *strides, *jumps), image.storage_offset())
 
 
-def convolution(module: Conv, a: Tensor, b: Tensor, fold: Fold) -> Iterator[tuple[str, Term]]:
+def convolution(module: Conv, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """``torch.nn.Conv1d`` to ``Conv3d``, with every padding mode."""
-    if wants(module, "weight"):
-        padding = module.padding
-        if module.padding_mode != "zeros":
-            a, padding = F.pad(a, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
-        elif isinstance(padding, str):
-            a, padding = F.pad(a, module._reversed_padding_repeated_twice), 0
-        yield "weight", _kept(_correlation(module, a, b, padding, fold))
-    if wants(module, "bias"):
-        yield "bias", _shift(b, fold)
+    if wants(module.weight):
+        zeros = module.padding_mode == "zeros"
+        padding = _numbers(module) if zeros else ()
+        if not padding:
+            sides = module._reversed_padding_repeated_twice
+            input = F.pad(input, sides) if zeros else F.pad(input, sides, mode=module.padding_mode)
+            padding = (0,) * len(module.kernel_size)
+        yield module.weight, _kept(_correlation(module, input, b, padding, fold))
+    if wants(module.bias):
+        yield module.bias, _shift(b, fold)
 
 
-def transposed(module: ConvTranspose, a: Tensor, b: Tensor, fold: Fold) -> Iterator[tuple[str, Term]]:
+def transposed(module: ConvTranspose, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """``torch.nn.ConvTranspose1d`` to ``ConvTranspose3d``."""
-    if wants(module, "weight"):
-        yield "weight", _kept(_correlation(module, b, a, module.padding, fold))
-    if wants(module, "bias"):
-        yield "bias", _shift(b, fold)
+    if wants(module.weight):
+        yield module.weight, _kept(_correlation(module, b, input, _numbers(module), fold))
+    if wants(module.bias):
+        yield module.bias, _shift(b, fold)
+
+
+def _numbers(module: Conv | ConvTranspose) -> tuple[int, ...]:
+    """The padding as numbers; empty if it has a name."""
+    return () if isinstance(module.padding, str) else module.padding
 
 
 def _correlation(
-    module: Conv | ConvTranspose, image: Tensor, signal: Tensor, padding: int | tuple[int, ...] | str, fold: Fold
+    module: Conv | ConvTranspose, image: Tensor, signal: Tensor, padding: tuple[int, ...], fold: Fold
 ) -> Correlation:
-    pads = (padding,) * len(module.kernel_size) if isinstance(padding, int) else padding
-    assert not isinstance(pads, str)
-    geometry = (module.kernel_size, module.stride, pads, module.dilation, module.groups)
+    geometry = (module.kernel_size, module.stride, padding, module.dilation, module.groups)
     return Correlation(widen(image), widen(signal), *geometry, fold)
 
 
@@ -130,7 +157,4 @@ def _shift(b: Tensor, fold: Fold) -> Dense:
 
 def _kept(term: Correlation) -> Term:
     """Write the vectors down when they take no more room than the two tensors they come from."""
-    if term.units * term.size > term.image.numel() + term.signal.numel():
-        return term
-    each = prod(term.kernel) * term.image.shape[1] * prod(term.signal.shape[2:]) * term.image.element_size()
-    return Dense(torch.cat([term.rows(where) for where in chunks(term.units, each)]))
+    return term.written() if term.units * term.size <= term.image.numel() + term.signal.numel() else term

@@ -1,63 +1,66 @@
-"""Look-up tables: the gradient of a row is the sum of the output gradients of the places that looked it up."""
+"""Look-up tables: ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients.layers.fold import Fold
+from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.layers.linear import wants
+from sordina.gradients.lookup import Lookup
 from sordina.gradients.terms import Term
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """``g_i = sum_t e(indices_it) values_it^T`` with indices (U, T), values (U, T, d) and a table of ``height`` rows."""
-
-    indices: Tensor
-    values: Tensor
-    height: int
-
-    @property
-    def units(self) -> int:
-        """How many vectors."""
-        return self.indices.shape[0]
-
-    def squared_norms(self) -> Tensor:
-        """Places of one unit with equal index add up before they are squared."""
-        keys = self.indices + torch.arange(self.units, device=self.indices.device)[:, None] * self.height
-        unique, place = torch.unique(keys, return_inverse=True)
-        sums = self.values.new_zeros(len(unique), self.values.shape[2])
-        sums.index_add_(0, place.flatten(), self.values.flatten(0, 1))
-        squares = torch.linalg.vector_norm(sums, dim=1).square_()
-        return self.values.new_zeros(self.units).index_add_(0, unique // self.height, squares)
-
-    def project(self, direction: Tensor) -> Tensor:
-        """``sum_t <D[index_t], value_t>``."""
-        table = direction.reshape(self.height, -1)
-        return (table[self.indices] * self.values).sum((1, 2))
-
-    def contract(self, weights: Tensor, out: Tensor) -> None:
-        """Scatter the scaled values."""
-        for weight, target in zip(weights, out, strict=True):
-            scaled = (self.values * weight[:, None, None]).flatten(0, 1)
-            target.zero_().view(self.height, -1).index_add_(0, self.indices.flatten(), scaled)
-
-    def rows(self, where: slice) -> Tensor:
-        """Some of the vectors, written down."""
-        indices, values = self.indices[where], self.values[where]
-        table = values.new_zeros(len(indices), self.height, values.shape[2])
-        table.scatter_add_(1, indices[:, :, None].expand_as(values), values)
-        return table.flatten(1)
+def embedding(module: nn.Embedding, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
+    """A table; its padding row learns nothing."""
+    if wants(module.weight):
+        yield module.weight, lookup(module, fold.places(input, keep=0)[..., 0], fold.places(b))
 
 
-def embedding(module: nn.Embedding, a: Tensor, b: Tensor, fold: Fold) -> Iterator[tuple[str, Term]]:
-    """``torch.nn.Embedding``; the padding index learns nothing."""
-    if wants(module, "weight"):
-        indices, values = fold.places(a, keep=0)[..., 0], fold.places(b)
-        if module.padding_idx is not None:
-            values = values.masked_fill((indices == module.padding_idx)[..., None], 0)
-        yield "weight", Lookup(indices, values, module.num_embeddings)
+def embedding_bag(
+    module: nn.EmbeddingBag,
+    b: Tensor,
+    fold: Fold,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Iterator[tuple[Tensor, Term]]:
+    """Sums or means of rows: a place's gradient is its bag's, times its weight or divided by the bag's size."""
+    if not wants(module.weight):
+        return
+    if input.dim() == 2:
+        indices, weights, real = input, per_sample_weights, torch.ones_like(input, dtype=torch.bool)
+    else:
+        assert offsets is not None
+        indices, weights, real = _padded(module, input, offsets, per_sample_weights)
+    if module.padding_idx is not None:
+        real = real & (indices != module.padding_idx)
+    share = real.to(widen(b).dtype)
+    if module.mode == "mean":
+        share = share / share.sum(1, keepdim=True).clamp_min(1)
+    if weights is not None:
+        share = share * weights
+    values = widen(b)[:, None, :] * share[:, :, None]
+    yield module.weight, lookup(module, fold.places(indices, keep=0)[..., 0], fold.places(values))
+
+
+def _padded(
+    module: nn.EmbeddingBag, a: Tensor, offsets: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Bags of different sizes as one rectangle, and which of its places are real."""
+    starts = offsets[:-1] if module.include_last_offset else offsets
+    ends = torch.cat([starts[1:], offsets[-1:] if module.include_last_offset else offsets.new_tensor([len(a)])])
+    sizes = ends - starts
+    steps = torch.arange(int(sizes.max()) if len(sizes) else 0, device=a.device)
+    real = steps < sizes[:, None]
+    place = (starts[:, None] + steps).clamp_max(max(0, len(a) - 1))
+    return a[place], None if weights is None else weights[place], real
+
+
+def lookup(module: nn.Embedding | nn.EmbeddingBag, indices: Tensor, values: Tensor) -> Lookup:
+    """The term of a table, its padding row silenced."""
+    if module.padding_idx is not None:
+        values = values.masked_fill((indices == module.padding_idx)[..., None], 0)
+    return Lookup(indices, values, module.num_embeddings)

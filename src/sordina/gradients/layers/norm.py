@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,38 +13,42 @@ from sordina.gradients.layers.linear import wants
 from sordina.gradients.terms import Dense, Term
 
 
-def layer_norm(module: nn.LayerNorm, a: Tensor, b: Tensor, fold: Fold) -> Iterator[tuple[str, Term]]:
+def layer_norm(module: nn.LayerNorm, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """LayerNorm: the scale has the shape of the last dimensions."""
     keep = len(module.normalized_shape)
-    if wants(module, "weight"):
-        normal = F.layer_norm(widen(a), module.normalized_shape, eps=module.eps)
-        yield "weight", Dense(fold.total(normal.mul_(b), keep))
-    if wants(module, "bias"):
-        yield "bias", Dense(fold.total(b, keep))
+    if wants(module.weight):
+        normal = F.layer_norm(widen(input), module.normalized_shape, eps=module.eps)
+        yield module.weight, Dense(fold.total(normal.mul_(b), keep))
+    if wants(module.bias):
+        yield module.bias, Dense(fold.total(b, keep))
 
 
-def rms_norm(module: nn.RMSNorm, a: Tensor, b: Tensor, fold: Fold) -> Iterator[tuple[str, Term]]:
+def rms_norm(module: nn.RMSNorm, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """RMSNorm: LayerNorm without centre or shift."""
-    if wants(module, "weight"):
+    if wants(module.weight):
         shape = module.normalized_shape
-        normal = F.rms_norm(widen(a), shape, eps=module.eps)
-        yield "weight", Dense(fold.total(normal.mul_(b), len(shape)))
+        normal = F.rms_norm(widen(input), shape, eps=module.eps)
+        yield module.weight, Dense(fold.total(normal.mul_(b), len(shape)))
 
 
-def group_norm(module: nn.GroupNorm, a: Tensor, b: Tensor, fold: Fold) -> Iterator[tuple[str, Term]]:
+def group_norm(module: nn.GroupNorm, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """GroupNorm: the scale has one value per channel, dimension 1."""
-    return _per_channel(module, b, fold, lambda: F.group_norm(widen(a), module.num_groups, eps=module.eps))
+    normal = partial(F.group_norm, widen(input), module.num_groups, eps=module.eps)
+    return _per_channel(module.weight, module.bias, b, fold, normal)
 
 
 def instance_norm(
-    module: nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d, a: Tensor, b: Tensor, fold: Fold
-) -> Iterator[tuple[str, Term]]:
+    module: nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d, b: Tensor, fold: Fold, input: Tensor
+) -> Iterator[tuple[Tensor, Term]]:
     """InstanceNorm with a learned scale: each channel of each sample by itself."""
-    return _per_channel(module, b, fold, lambda: F.instance_norm(widen(a), eps=module.eps))
+    normal = partial(F.instance_norm, widen(input), eps=module.eps)
+    return _per_channel(module.weight, module.bias, b, fold, normal)
 
 
-def _per_channel(module: nn.Module, b: Tensor, fold: Fold, normal: Callable[[], Tensor]) -> Iterator[tuple[str, Term]]:
-    if wants(module, "weight"):
-        yield "weight", Dense(fold.by_row(normal().mul_(b).flatten(2).sum(2)))
-    if wants(module, "bias"):
-        yield "bias", Dense(fold.by_row(widen(b).flatten(2).sum(2)))
+def _per_channel(
+    weight: Tensor, bias: Tensor, b: Tensor, fold: Fold, normal: Callable[[], Tensor]
+) -> Iterator[tuple[Tensor, Term]]:
+    if wants(weight):
+        yield weight, Dense(fold.by_row(normal().mul_(b).flatten(2).sum(2)))
+    if wants(bias):
+        yield bias, Dense(fold.by_row(widen(b).flatten(2).sum(2)))

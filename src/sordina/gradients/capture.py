@@ -1,0 +1,91 @@
+"""Taps: where the engine listens in on a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from sordina.gradients.layers.fold import Fold
+from sordina.gradients.terms import Term
+
+Found: TypeAlias = Iterator[tuple[Tensor, Term]]
+"""Parameters with their terms."""
+Build: TypeAlias = Callable[[Tensor, Fold], Found]
+"""What a tap does with the gradient that passes it."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One use of parameters: where its output lies in the graph, and how its gradient becomes terms."""
+
+    label: str
+    edge: GradientEdge
+    shape: torch.Size
+    build: Build | None
+    """None where another tap answers for the parameters used here."""
+    sources: tuple[Tensor, ...]
+    """The other inputs of the tapped operation: behind them, a walk through the graph goes on."""
+    versions: tuple[int, ...]
+    batched: bool
+    """Whether the samples take part; if not, the output is a function of the parameters alone."""
+    any_dim: bool = True
+    """Whether the samples may lie along another dimension than the first."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Taps of the same key have their samples along the same dimension."""
+        return self.label, len(self.shape)
+
+    def intact(self) -> bool:
+        """Whether no input was changed in place since."""
+        return all(source._version == version for source, version in zip(self.sources, self.versions, strict=True))
+
+
+def edge_of(output: Tensor) -> GradientEdge:
+    """Where an output's gradient passes, whatever is later done to the output in place.
+
+    An in-place operation on a view rewrites the graph above the view's base. `torch.nn.functional.linear` over several
+    leading dimensions returns a view of a matrix nobody else holds, so that matrix is tapped instead.
+    """
+    base = output._base
+    if base is not None and type(base.grad_fn).__name__ == "AddmmBackward0" and base.numel() == output.numel():
+        return get_gradient_edge(base)
+    return get_gradient_edge(output)
+
+
+@dataclass
+class Recorder:
+    """The taps of the forward passes since the last record."""
+
+    model: nn.Module
+    taps: list[Tap] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    """Inputs of the model, while its structure is being learned."""
+    learning: bool = True
+    """Whether the structure of the forward pass is still unknown."""
+    batched: Callable[[Iterable[Tensor]], bool] = lambda tensors: True
+
+    @property
+    def listening(self) -> bool:
+        """Only a training forward pass with gradients is recorded."""
+        return self.model.training and torch.is_grad_enabled()
+
+    def tap(
+        self,
+        label: str,
+        output: Any,
+        build: Build | None,
+        sources: tuple[Tensor, ...],
+        any_dim: bool = True,
+        batched: bool | None = None,
+    ) -> None:
+        """Listen to the gradient of ``output``, a function of parameters and ``sources``."""
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            versions = tuple([source._version for source in sources])
+            batched = self.batched(sources) if batched is None else batched
+            self.taps.append(Tap(label, edge_of(output), output.shape, build, sources, versions, batched, any_dim))

@@ -1,0 +1,98 @@
+"""Sums of terms: one parameter used in several places (tied weights, modules called more than once)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from sordina.gradients.blocks import Block
+from sordina.gradients.lookup import Lookup
+from sordina.gradients.terms import Dense, Outer, Pair, Term, chunks, cross_outer, outer
+from sordina.gradients.weights import Weights
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of several terms of one parameter with ``size`` values."""
+
+    terms: Sequence[Term]
+    size: int
+
+    @property
+    def units(self) -> int:
+        """How many vectors."""
+        return self.terms[0].units
+
+    def squared_norms(self) -> Tensor:
+        """``|g + h|^2 = |g|^2 + |h|^2 + 2 <g, h>``."""
+        squares = plus([term.squared_norms() for term in self.terms])
+        for one, two in combinations(self.terms, 2):
+            squares = squares.add(cross(one, two, self.size), alpha=2)
+        return squares.clamp_min_(0)
+
+    def project(self, direction: Tensor) -> Tensor:
+        """Projections add up."""
+        return plus([term.project(direction) for term in self.terms])
+
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """So do weighted sums."""
+        first, *rest = sorted(self.terms, key=lambda term: isinstance(term, Lookup))
+        first.contract(weights, out)
+        for term in rest:
+            if isinstance(term, Lookup):
+                term.scatter(weights, out)
+            else:
+                part = torch.empty_like(out)
+                term.contract(weights, part)
+                out += part
+
+    def rows(self, where: slice) -> Tensor:
+        """And the vectors."""
+        return plus([term.rows(where) for term in self.terms])
+
+
+def plus(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of at least one tensor."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+def cross(one: Term, two: Term, size: int) -> Tensor:
+    """``<g_i, h_i>`` of two terms, written down in pieces only where no formula is known."""
+    if isinstance(one, Pair | Outer) and isinstance(two, Pair | Outer):
+        return cross_outer(one.places(), two.places())
+    if isinstance(one, Lookup) and isinstance(two, Lookup | Pair | Outer):
+        return one.cross(two if isinstance(two, Lookup) else two.places())
+    if isinstance(two, Lookup) and isinstance(one, Pair | Outer):
+        return two.cross(one.places())
+    if isinstance(one, Block) and isinstance(two, Block):
+        if one.start + one.size <= two.start or two.start + two.size <= one.start:
+            return torch.zeros_like(one.squared_norms())
+        if one.where == two.where:
+            return cross(one.term, two.term, one.size)
+    parts = [torch.linalg.vecdot(one.rows(where), two.rows(where)) for where in chunks(one.units, size * 8)]
+    return torch.cat(parts)
+
+
+def combine(terms: Sequence[Term], size: int) -> Term:
+    """One term for the sum of ``terms`` of a parameter with ``size`` values, in the cheapest form."""
+    if len(terms) == 1:
+        return terms[0]
+    outers = [term.places() for term in terms if isinstance(term, Pair | Outer)]
+    written = [term.vectors for term in terms if isinstance(term, Dense)]
+    others: list[Term] = [term for term in terms if not isinstance(term, Pair | Outer | Dense)]
+    if len(outers) > 1:
+        others.append(
+            outer(torch.cat([term.left for term in outers], 1), torch.cat([term.right for term in outers], 1))
+        )
+    elif outers:
+        others.append(outers[0])
+    if written:
+        others.append(Dense(plus(written)))
+    return others[0] if len(others) == 1 else Total(others, size)

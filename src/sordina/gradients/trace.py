@@ -1,0 +1,115 @@
+"""Following tensors through a forward pass: which hold samples, and which are functions of parameters alone.
+
+The tracer is a ``TorchFunctionMode`` around the model's forward pass. It marks what is computed from the model's inputs
+as *batched*; everything computed from parameters alone as *free*. Where a free tensor of interest meets a batched one,
+the operation is handed to `sordina.gradients.meeting`, which taps it. It runs in the first steps, to learn the
+model's structure, and afterwards only for models with parameters that no layer rule covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MARK = "_sordina_mark"
+
+
+@dataclass(frozen=True)
+class Free:
+    """A function of parameters alone."""
+
+    roots: tuple[Tensor, ...]
+    """The watched parameters it depends on."""
+    isometric: bool = True
+    """Whether it only picks or moves values of one parameter."""
+    looked_up: tuple[Tensor, int, int | None] | None = None
+    """For rows of a table: constant indices, the table's height and its padding row."""
+
+
+BATCHED = "batched"
+OVERLAPPING = {"expand", "expand_as", "broadcast_to", "as_strided", "unfold"}
+"""Views that may show a value twice."""
+REPEATING = {"expand", "expand_as", "broadcast_to", "repeat"}
+"""Ways to give every sample its copy of a parameter."""
+Meeting = Callable[[Any, Sequence[Any], Mapping[str, Any], "Tracer"], Any]
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, also inside lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+class Tracer(TorchFunctionMode):
+    """One forward pass. Marks are kept on the tensors, with the tracer's token: those of other passes do not count."""
+
+    def __init__(self, watched: Mapping[int, Tensor], parameters: set[int], meet: Meeting) -> None:
+        super().__init__()
+        self.watched, self.parameters, self.meet = watched, parameters, meet
+        self.token = object()
+        self.sizes: set[int] = set()
+
+    def enter(self, inputs: Any) -> None:
+        """Note the model's inputs: they hold the samples."""
+        self.mark(inputs, BATCHED)
+        self.sizes = {size for tensor in tensors_in([inputs]) for size in tensor.shape[:2]}
+
+    def mark(self, values: Any, kind: Any) -> None:
+        """Note what the tensors in ``values`` are."""
+        for tensor in tensors_in([values]):
+            setattr(tensor, MARK, (self.token, kind))
+
+    def kind(self, tensor: Tensor) -> Any:
+        """`BATCHED`, a `Free`, or None for a constant."""
+        token, kind = getattr(tensor, MARK, (None, None))
+        if token is self.token:
+            return kind
+        if id(tensor) in self.parameters:
+            return Free((tensor,) if id(tensor) in self.watched else ())
+        return BATCHED if tensor.requires_grad and not tensor.is_leaf else None
+
+    def batched(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether samples take part in any of the tensors."""
+        return any(self.kind(tensor) is BATCHED for tensor in tensors)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kinds = [self.kind(tensor) for tensor in tensors_in([*args, *kwargs.values()])]
+        free = [kind for kind in kinds if isinstance(kind, Free)]
+        if BATCHED in kinds:
+            watched = any(kind.roots for kind in free)
+            result = self.meet(func, args, kwargs, self) if watched else func(*args, **kwargs)
+            self.mark(result, BATCHED)
+            return result
+        if any(kind.roots for kind in free) and getattr(func, "__name__", "") in REPEATING:
+            result = self.meet(func, args, kwargs, self)
+            if result.shape[:1] != args[0].shape[:1] and result.shape[0] in self.sizes:
+                self.mark(result, BATCHED)
+                return result
+        else:
+            result = func(*args, **kwargs)
+        if free and not any(result is value for value in args):
+            self.mark(result, _derived(func, args, result, free))
+        return result
+
+
+def _derived(func: Any, args: Sequence[Any], result: Any, free: Sequence[Free]) -> Free:
+    roots = tuple({id(root): root for kind in free for root in kind.roots}.values())
+    name = getattr(func, "__name__", "")
+    moved = isinstance(result, Tensor) and result._is_view() and name not in OVERLAPPING
+    looked_up = None
+    if name == "embedding" and len(roots) == 1 and args[1] is roots[0]:
+        padding = args[2] if len(args) > 2 else None
+        looked_up = (args[0], len(roots[0]), padding)
+    return Free(roots, moved and len(free) == 1 and free[0].isometric, looked_up)
