@@ -66,10 +66,10 @@ def test_of_32_racers_exactly_ten_win_and_none_is_lost(path):
     assert Ledger(path).verify().count == 1 + ROOM
 
 
-def test_killing_half_of_them_at_random_moments_loses_nothing(fresh):
-    seeds = range(6)
+def test_killing_most_of_them_at_random_moments_loses_nothing(fresh):
+    seeds = range(4)
     struck = [fresh(f"{seed}.db") for seed in seeds]
-    races = [{"path": str(file), "victims": 16, "seed": seed} for seed, file in zip(seeds, struck, strict=True)]
+    races = [{"path": str(file), "victims": 20, "seed": seed} for seed, file in zip(seeds, struck, strict=True)]
     outcomes = run([{"path": str(fresh("calm.db"))}, *races], accounted=ROOM + 1)[1:]
     assert sum(outcome["killed"] for outcome in outcomes) >= len(seeds), "too few were killed in time to show anything"
 
