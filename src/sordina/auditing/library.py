@@ -1,0 +1,98 @@
+"""The audit of the library: is what `sordina.training` claims true of what it releases?
+
+Two ways, both on a `Trial` (see `sordina.auditing.canaries`):
+
+- `audit_runs`: one canary, many independent runs, half of them with it. Sees every fault that a single record can show.
+- `audit_one_run`: many canaries in one run, each in by a coin. One training is enough.
+
+In both, the statistic and its threshold are chosen on one half of the evidence and judged on the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from sordina.accounting import Event
+from sordina.auditing.bounds import Bound, TwoRates, best_threshold, rates_at
+from sordina.auditing.canaries import Trace, Trial, energy, likelihood
+from sordina.auditing.family import GaussianFamily
+from sordina.auditing.membership.recipe import Progress, silent
+from sordina.auditing.one_run import OneRun
+from sordina.auditing.result import AttackResult
+from sordina.auditing.scores import FloatArray, Scores
+from sordina.errors import InvalidInput
+from sordina.training import Plan
+
+Observer = Callable[[Trace, Plan], FloatArray]
+OBSERVERS: dict[str, Observer] = {"likelihood": likelihood, "energy": energy}
+
+
+def family(plan: Plan) -> GaussianFamily:
+    """The plans that differ from ``plan`` in their noise only."""
+
+    def event(noise_multiplier: float) -> Event:
+        return replace(plan, noise_multiplier=noise_multiplier).event()
+
+    return GaussianFamily(event, plan.adjacency)
+
+
+def audit_runs(
+    trial: Trial, runs: int, rng: np.random.Generator, *, confidence: float = 0.95, progress: Progress = silent
+) -> AttackResult:
+    """``runs`` trainings, every other one with the canary; independent trials, so both bounds hold."""
+    if runs < 8 or trial.canaries != 1:
+        raise InvalidInput(f"needs one canary and at least 8 runs, got {trial.canaries} and {runs}.")
+    start = time.perf_counter()
+    seen: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in OBSERVERS}
+    for run in range(runs):
+        present = run % 2 == 0
+        trace = trial(np.array([present]), rng)
+        for name, observe in OBSERVERS.items():
+            seen[name][0 if present else 1].append(float(observe(trace, trial.plan)[0]))
+        progress(run + 1, runs)
+    halves = {
+        name: Scores(np.array(inside), np.array(outside)).split(0.5, rng) for name, (inside, outside) in seen.items()
+    }
+    best = max(halves, key=lambda name: _promise(halves[name][0], confidence))
+    bounds: tuple[Bound, ...] = (family(trial.plan), TwoRates())
+    details = {"runs": runs, "statistic": best}
+    return _judge("canary runs", trial.plan, halves[best], bounds, confidence, start, details)
+
+
+def audit_one_run(trial: Trial, rng: np.random.Generator, *, confidence: float = 0.95) -> AttackResult:
+    """One training with each canary in by a coin. The first bound assumes nothing of the mechanism.
+
+    Canaries along different coordinates meet independent noise and independent coins, so that the family's bound
+    holds for them too.
+    """
+    if trial.canaries < 8:
+        raise InvalidInput(f"one run needs many canaries, got {trial.canaries}. A usual choice is 1000.")
+    start = time.perf_counter()
+    included = rng.random(trial.canaries) < 0.5
+    scores = likelihood(trial(included, rng), trial.plan)
+    halves = Scores(scores[included], scores[~included]).split(0.5, rng)
+    bounds: tuple[Bound, ...] = (OneRun(coins=True), family(trial.plan))
+    return _judge("one run", trial.plan, halves, bounds, confidence, start, {"canaries": trial.canaries})
+
+
+def _promise(tuning: Scores, confidence: float) -> float:
+    threshold = best_threshold(tuning, lambda rates: rates.mu, confidence)
+    return rates_at(tuning, threshold, confidence).mu
+
+
+def _judge(
+    name: str,
+    plan: Plan,
+    halves: tuple[Scores, Scores],
+    bounds: tuple[Bound, ...],
+    confidence: float,
+    start: float,
+    details: dict[str, object],
+) -> AttackResult:
+    claim = plan.guarantee()
+    found = tuple(bound.epsilon_lower(*halves, claim.delta, confidence) for bound in bounds)
+    return AttackResult(name, halves[1], found, claim, confidence, time.perf_counter() - start, details)

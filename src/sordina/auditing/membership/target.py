@@ -1,0 +1,195 @@
+"""The model under attack, as attacks see it: losses, confidences, and losses with noise inside.
+
+A confidence is ``log(p / (1 - p))`` of the probability p given to the truth (LiRA's logit scaling), so that
+``loss = -log p = softplus(-confidence)``: both ways of looking are one number, exact where p rounds to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sordina.auditing.membership.samples import Samples
+from sordina.auditing.scores import FloatArray
+from sordina.errors import InvalidInput, Unsupported
+
+
+class Target(Protocol):
+    """What every attack may ask. All answers have one number per sample."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself."""
+        ...
+
+    def losses(self, samples: Samples) -> FloatArray:
+        """The loss of each sample; for a language model its perplexity as in 000 eq. 4.1, a mean log-likelihood."""
+        ...
+
+    def confidences(self, samples: Samples) -> FloatArray:
+        """``log(p / (1 - p))`` of the truth."""
+        ...
+
+    def noisy_losses(self, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
+        """Losses with ``N(0, sigma^2 I)`` added to the embedding, or to the input where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model that maps inputs to logits, one per class; a single logit is that of class 1 against class 0."""
+
+    model: nn.Module
+    embedding: str | None = None
+    """Name of the submodule whose output gets the noise; None: the input itself."""
+    batch_size: int = 1024
+
+    def logits(self, samples: Samples) -> Tensor:
+        """(N, classes), in double precision."""
+        with _evaluating(self.model):
+            parts = [two_sided(self.model(batch.inputs)) for batch in samples.batches(self.batch_size)]
+        return torch.cat(parts)
+
+    def confidences(self, samples: Samples) -> FloatArray:
+        """``z_y - log sum_(k != y) e^(z_k)``."""
+        return _numpy(confidence(self.logits(samples), _labels(samples)))
+
+    def losses(self, samples: Samples) -> FloatArray:
+        """Cross-entropy."""
+        return _numpy(functional.softplus(-confidence(self.logits(samples), _labels(samples))))
+
+    def noisy_losses(self, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
+        """Cross-entropy of noisy neighbours."""
+        if self.embedding is None:
+            if not samples.inputs.is_floating_point():
+                raise Unsupported("noise needs real inputs: name the embedding layer whose output gets it.")
+            noise = _noise(samples.inputs, sigma, rng)
+            return self.losses(Samples(samples.inputs + noise, samples.labels))
+        with _noise_after(named(self.model, self.embedding), sigma, rng):
+            return self.losses(samples)
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal model: token ids (N, T) to logits (N, T, words), or to an output of `transformers` that has them."""
+
+    model: nn.Module
+    embedding: str | None = None
+    """Name of the embedding; None: what the model calls its input embeddings."""
+    batch_size: int = 64
+
+    def losses(self, samples: Samples) -> FloatArray:
+        """Mean negative log-likelihood of each token given those before it (000 eq. 4.1)."""
+        with _evaluating(self.model):
+            parts = [token_losses(self.model, batch.inputs).mean(dim=1) for batch in samples.batches(self.batch_size)]
+        return _numpy(torch.cat(parts))
+
+    def confidences(self, samples: Samples) -> FloatArray:
+        """Logit of the geometric mean of the tokens' probabilities."""
+        losses = self.losses(samples)
+        confidences: FloatArray = -np.log(np.expm1(np.maximum(losses, 1e-12)))
+        return confidences
+
+    def noisy_losses(self, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
+        """Perplexity of noisy neighbours (000 eq. 4.6)."""
+        layer = named(self.model, self.embedding) if self.embedding else _input_embeddings(self.model)
+        with _noise_after(layer, sigma, rng):
+            return self.losses(samples)
+
+
+def as_target(model: Any, samples: Samples, embedding: str | None = None) -> Target:
+    """The fitting target: a language model where samples are token ids without labels, else a classifier."""
+    if not isinstance(model, nn.Module):
+        if all(hasattr(model, name) for name in ("losses", "confidences", "noisy_losses")):
+            target: Target = model
+            return target
+        raise InvalidInput(f"cannot attack a {type(model).__name__}: give a torch.nn.Module or a Target.")
+    return LanguageModel(model, embedding) if samples.labels is None else Classifier(model, embedding)
+
+
+def two_sided(logits: Tensor) -> Tensor:
+    """(N, classes) in double precision, from (N, classes), (N, 1) or (N,)."""
+    logits = logits.double()
+    logits = logits.reshape(len(logits), -1)
+    return torch.cat([torch.zeros_like(logits), logits], dim=1) if logits.shape[1] == 1 else logits
+
+
+def confidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """``z_y - log sum_(k != y) e^(z_k)``, over the last dimension.
+
+    >>> confidence(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor([2.])
+    """
+    index = labels.long().unsqueeze(-1).expand(*logits.shape[:-1], 1)
+    own = logits.gather(-1, index).squeeze(-1)
+    return own - logits.scatter(-1, index, -torch.inf).logsumexp(-1)
+
+
+def token_losses(model: nn.Module, tokens: Tensor) -> Tensor:
+    """(N, T - 1): the negative log-likelihood of each token but the first."""
+    output = model(tokens)
+    logits = output if isinstance(output, Tensor) else output.logits
+    return functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+
+
+def named(model: nn.Module, name: str) -> nn.Module:
+    """The submodule ``name``, or an error that lists the embeddings there are."""
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if name not in modules:
+        known = [key for key, module in modules.items() if isinstance(module, nn.Embedding)]
+        raise InvalidInput(f"the model has no layer {name!r}; its embeddings are {known or 'none'}.")
+    return modules[name]
+
+
+def _input_embeddings(model: nn.Module) -> nn.Module:
+    getter = getattr(model, "get_input_embeddings", None)
+    if getter is not None:
+        layer: nn.Module = getter()
+        return layer
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not embeddings:
+        raise Unsupported("the model has no embedding layer: name the layer whose output gets the noise.")
+    return embeddings[0]
+
+
+def _labels(samples: Samples) -> Tensor:
+    if samples.labels is None:
+        raise InvalidInput("a classifier is attacked with labelled samples: give (inputs, labels).")
+    return samples.labels
+
+
+def _noise(like: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
+    seed = int(rng.integers(2**63 - 1))
+    return sigma * torch.randn(like.shape, dtype=like.dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def _numpy(values: Tensor) -> FloatArray:
+    return values.double().cpu().numpy()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients; the model leaves as it came."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _noise_after(layer: nn.Module, sigma: float, rng: np.random.Generator) -> Iterator[None]:
+    handle = layer.register_forward_hook(lambda _, __, output: output + _noise(output, sigma, rng))
+    try:
+        yield
+    finally:
+        handle.remove()

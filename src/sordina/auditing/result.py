@@ -1,0 +1,128 @@
+"""What an attack achieved and what that proves, set beside what was claimed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sordina.auditing.bounds import LowerBound
+from sordina.auditing.scores import Estimate, Roc, Scores, auc, roc, tpr_at
+from sordina.types import Guarantee
+
+LOW_RATES = (0.01, 0.001)
+"""False positive rates at which a membership attack is judged (Carlini et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack on one model or mechanism. ``scores`` are those reported on: nothing was tuned on them."""
+
+    name: str
+    scores: Scores
+    bounds: tuple[LowerBound, ...]
+    """The first one decides; the others are for comparison, under their own assumptions."""
+    claim: Guarantee | None = None
+    confidence: float = 0.95
+    seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def auc(self) -> Estimate:
+        """Area under the ROC curve."""
+        return auc(self.scores, self.confidence)
+
+    @cached_property
+    def roc(self) -> Roc:
+        """The ROC curve."""
+        return roc(self.scores)
+
+    @cached_property
+    def tpr(self) -> dict[float, Estimate]:
+        """TPR at 1 % and 0.1 % FPR."""
+        return {rate: tpr_at(self.scores, rate, self.confidence) for rate in LOW_RATES}
+
+    @property
+    def bound(self) -> LowerBound:
+        """The bound that decides."""
+        return self.bounds[0]
+
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether epsilon was shown to be above what was claimed."""
+        return self.claim is not None and self.bound.epsilon > self.claim.epsilon
+
+    @property
+    def verdict(self) -> str:
+        """The finding in a sentence."""
+        shown = f"epsilon >= {self.bound.epsilon:.3g} at delta {self.bound.delta:.3g}, confidence {self.confidence:.0%}"
+        if self.claim is None:
+            return f"{self.name}: {shown}; nothing was claimed."
+        if math.isinf(self.claim.epsilon):
+            return f"{self.name}: {shown}; the model claims no privacy."
+        if self.exceeds_claim:
+            return f"CLAIM REFUTED by {self.name}: {shown}, but epsilon {self.claim.epsilon:.3g} was claimed."
+        return f"{self.name}: {shown}; consistent with the claimed epsilon {self.claim.epsilon:.3g}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture."""
+        return {
+            "attack": self.name,
+            "members": len(self.scores.inside),
+            "non_members": len(self.scores.outside),
+            "auc": self.auc.to_dict(),
+            "tpr_at_fpr": {str(rate): estimate.to_dict() for rate, estimate in self.tpr.items()},
+            "bounds": [bound.to_dict() for bound in self.bounds],
+            "claimed_epsilon": _claimed(self.claim),
+            "exceeds_claim": self.exceeds_claim,
+            "verdict": self.verdict,
+            "seconds": round(self.seconds, 3),
+            "details": self.details,
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All attacks on one model."""
+
+    results: tuple[AttackResult, ...]
+    claim: Guarantee | None = None
+
+    def __getitem__(self, name: str) -> AttackResult:
+        """The result of the attack called ``name``."""
+        for result in self.results:
+            if result.name == name:
+                return result
+        raise KeyError(f"no attack called {name!r} here; there are {[result.name for result in self.results]}")
+
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether any attack refuted the claim."""
+        return any(result.exceeds_claim for result in self.results)
+
+    @property
+    def epsilon_lower(self) -> float:
+        """The largest bound of all attacks. Many attacks are many chances: see each one's confidence."""
+        return max(result.bound.epsilon for result in self.results)
+
+    @property
+    def verdict(self) -> str:
+        """The finding in a sentence: that of the attack with the largest bound, or of the first that refutes."""
+        refuting = [result for result in self.results if result.exceeds_claim]
+        return (refuting or [max(self.results, key=lambda result: result.bound.epsilon)])[0].verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture."""
+        return {
+            "verdict": self.verdict,
+            "exceeds_claim": self.exceeds_claim,
+            "claimed_epsilon": _claimed(self.claim),
+            "results": [result.to_dict() for result in self.results],
+        }
+
+
+def _claimed(claim: Guarantee | None) -> float | str | None:
+    if claim is None:
+        return None
+    return "inf" if math.isinf(claim.epsilon) else claim.epsilon
