@@ -1,0 +1,1 @@
+"""Client work: what a client computes from what it is sent."""

@@ -1,0 +1,83 @@
+"""Clients that are sent several hypotheses and train the one that fits them best (IFCA; Algorithm 1 of 000 and 001)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sordina.federated.clients.work import LocalSteps, sizes
+from sordina.federated.messages import Arrays, Outcome
+from sordina.federated.objective import Objective
+from sordina.federated.order import Order
+from sordina.federated.population import Cohort
+
+HYPOTHESES = "hypotheses"
+
+
+def losses(objective: Objective, hypotheses: Tensor, cohort: Cohort) -> Tensor:
+    """``F_c(theta_j)`` for every client c and hypothesis j, shape (clients, hypotheses)."""
+    x, y, owner = cohort.rows()
+    counts = torch.from_numpy(cohort.sizes).to(hypotheses.dtype)
+    columns = []
+    for hypothesis in hypotheses:
+        rows = objective.row_losses(hypothesis, x, y).to(hypotheses.dtype)
+        totals = torch.zeros(len(cohort), dtype=hypotheses.dtype).index_add_(0, owner, rows)
+        columns.append(objective.reduce(totals, counts))
+    return torch.stack(columns, dim=1)
+
+
+def best(objective: Objective, hypotheses: Tensor, cohort: Cohort) -> Tensor:
+    """``argmin_j F_c(theta_j)`` (line 5 of Algorithm 1); a loss that is not finite never wins."""
+    value = losses(objective, hypotheses, cohort)
+    return torch.where(value.isfinite(), value, torch.inf).argmin(dim=1)
+
+
+@dataclass(frozen=True)
+class BestModel:
+    """Metric PFL's client: the vector is the whole trained model, which tells neither the choice nor the sample count.
+
+    Lines 5 and 6 of Algorithm 1; line 7 (SanitizeUpdate) is the guard's, which measures the update from the anchor.
+    """
+
+    objective: Objective
+    steps: LocalSteps
+    state_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def width(self, sent: Arrays) -> int:
+        """One model."""
+        return self.objective.size
+
+    def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
+        """Pick, train, and return the whole parameter vector."""
+        start = sent[HYPOTHESES][best(self.objective, sent[HYPOTHESES], cohort)]
+        end, _ = self.steps.run(self.objective, start, cohort, order)
+        return Outcome(end, sizes(cohort), anchors=start), state
+
+
+@dataclass(frozen=True)
+class BestUpdate:
+    """IFCA's client: ``k`` blocks, the update of the chosen hypothesis in its own, zeros in the others (Ghosh 2020).
+
+    The blocks make the choice part of one vector, so that a sum over clients has a sensitivity like any other.
+    """
+
+    objective: Objective
+    steps: LocalSteps
+    state_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def width(self, sent: Arrays) -> int:
+        """One block per hypothesis."""
+        return sent[HYPOTHESES].numel()
+
+    def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
+        """Pick, train, and return the update in its block."""
+        hypotheses = sent[HYPOTHESES]
+        chosen = best(self.objective, hypotheses, cohort)
+        start = hypotheses[chosen]
+        end, _ = self.steps.run(self.objective, start, cohort, order)
+        blocks = torch.zeros(len(cohort), *hypotheses.shape, dtype=end.dtype)
+        blocks[torch.arange(len(cohort)), chosen] = end - start
+        return Outcome(blocks.flatten(1), sizes(cohort)), state

@@ -1,0 +1,82 @@
+"""The seam of client work, and the local steps most of it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sordina.federated.messages import Arrays, Outcome
+from sordina.federated.objective import Objective, own
+from sordina.federated.order import Order
+from sordina.federated.population import Cohort
+from sordina.federated.stacked import Parts
+from sordina.types import check_positive
+
+
+class ClientWork(Protocol):
+    """A pure function of what was sent, the clients' data, the clients' states and the order of their rows.
+
+    Every tensor has one row per client and no client looks at another's, so a cohort of one is the plain loop and a
+    cohort of a hundred is the same thing in one computation.
+    """
+
+    @property
+    def state_sizes(self) -> Mapping[str, int]:
+        """The vectors a client keeps between rounds: name and length; they start at zero."""
+        ...
+
+    def width(self, sent: Arrays) -> int:
+        """The length of the vector each client will produce."""
+        ...
+
+    def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
+        """The outcome and the next state. The cohort is sorted by size, largest first."""
+        ...
+
+
+Correction = Callable[[Parts], Parts]
+"""``parameters -> what to add to the gradients`` of the first clients of the cohort."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Plain SGD on the client's own rows: ``epochs`` passes in batches of ``batch``, or exactly ``steps`` steps."""
+
+    rate: float
+    batch: int
+    epochs: int = 1
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("local step size", self.rate)
+
+    def run(
+        self, objective: Objective, start: Tensor, cohort: Cohort, order: Order, correct: Correction | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """From ``start (U, P)`` to where each client ends, and how many steps each made."""
+        flat = own(start)
+        parts = objective.parts(flat)
+        taken = torch.zeros(len(cohort), dtype=start.dtype)
+        for batch in cohort.batches(order, batch=self.batch, epochs=self.epochs, steps=self.steps):
+            taking = len(batch.mask)
+            live = [part[:taking] for part in parts]
+            extra = correct(live) if correct is not None else None
+            objective.descend(live, batch, self.rate)
+            if extra is not None:
+                torch._foreach_add_(live, extra, alpha=-self.rate)
+            taken[:taking] += 1
+        return flat, taken
+
+
+def sizes(cohort: Cohort) -> Tensor:
+    """The clients' row counts as a tensor."""
+    return torch.from_numpy(cohort.sizes)
+
+
+def everyone(model: Tensor, cohort: Cohort) -> Tensor:
+    """The same model for every client, ``(U, P)``, without copying it."""
+    return model.expand(len(cohort), -1)

@@ -1,0 +1,46 @@
+"""The seam of engines: send to clients, gather what leaves them, add it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordina.federated.clients.work import ClientWork
+from sordina.federated.messages import Arrays, Parcel
+from sordina.federated.order import Order
+from sordina.federated.privacy.account import ClientAccount
+from sordina.federated.privacy.placement import Placement
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """Everything that happens at a client: its work, then the client half of the placement."""
+
+    work: ClientWork
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Call:
+    """One round's request: what is sent, the public privacy state, and the order seed."""
+
+    sent: Arrays
+    privacy: Any
+    order: Order
+
+
+class Engine(Protocol):
+    """Runs the clients' side somewhere and brings back what left it."""
+
+    @property
+    def accounts(self) -> Sequence[ClientAccount]:
+        """The clients' own accounts, as far as this engine can see them."""
+        ...
+
+    def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
+        """Run ``side`` at each of ``clients`` and add up the parcels."""
+        ...

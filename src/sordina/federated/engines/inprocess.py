@@ -1,0 +1,90 @@
+"""The engine in process: the clients of a round as one batched computation, or one by one as the reference.
+
+Clients are sorted by size, largest first, and cut into chunks, so that padding and memory stay small; what leaves is
+put back into the order in which the clients were drawn, which says nothing about their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordina.errors import InvalidInput
+from sordina.federated.engines.engine import Call, ClientSide
+from sordina.federated.messages import Outcome, Parcel
+from sordina.federated.population import Population
+from sordina.federated.privacy.account import ClientAccount
+
+
+@dataclass
+class InProcess:
+    """Simulates all clients of ``population``, at most ``chunk`` at a time; ``chunk=1`` is the plain loop."""
+
+    population: Population
+    chunk: int = 128
+    limit: Fraction | None = None
+    """The leakage limit every client sets for itself."""
+    accounts: list[ClientAccount] = field(init=False)
+    states: dict[str, Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise InvalidInput(f"a chunk holds at least one client, got {self.chunk}.")
+        self.accounts = [ClientAccount(self.limit) for _ in range(len(self.population))]
+
+    def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
+        """Let those work whose account allows it; seal and add up what they computed."""
+        cost = side.placement.cost(side.work.width(call.sent))
+        willing = [place for place, client in enumerate(clients) if self.accounts[client].allows(cost)]
+        total = Parcel(withheld=len(clients) - len(willing))
+        answered: list[NDArray[np.int64]] = []
+        for places in self._chunks(clients, np.array(willing, dtype=np.int64)):
+            outcome = self._work(side, call, clients[places])
+            finite = outcome.vectors.sum(dim=1).isfinite()
+            kept = places[finite.numpy()]
+            if len(kept) < len(places):
+                outcome = outcome.keep(finite)
+                total += Parcel(rejected=len(places) - len(kept))
+            if len(kept):
+                self._charge(clients[kept], cost)
+                total += replace(side.placement.seal(outcome, call.privacy, rng), answered=len(kept))
+                answered.append(kept)
+        return _in_draw_order(total, answered)
+
+    def _chunks(self, clients: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        by_size = places[np.argsort(-self.population.sizes[clients[places]], kind="stable")]
+        for first in range(0, len(by_size), self.chunk):
+            yield by_size[first : first + self.chunk]
+
+    def _work(self, side: ClientSide, call: Call, ids: NDArray[np.int64]) -> Outcome:
+        """Run the work and keep the clients' new states, except where the work went wrong."""
+        rows = torch.from_numpy(ids)
+        state = {name: self._state(name, size)[rows] for name, size in side.work.state_sizes.items()}
+        outcome, fresh = side.work.run(call.sent, self.population.cohort(ids), state, call.order)
+        for name, value in fresh.items():
+            sound = value.isfinite().all(dim=1)
+            self.states[name][rows[sound]] = value[sound]
+        return outcome
+
+    def _state(self, name: str, size: int) -> Tensor:
+        if name not in self.states:
+            self.states[name] = torch.zeros(len(self.population), size, dtype=self.population.x.dtype)
+        return self.states[name]
+
+    def _charge(self, ids: NDArray[np.int64], cost: Fraction) -> None:
+        if cost:
+            for client in ids:
+                self.accounts[client].charge(cost)
+
+
+def _in_draw_order(parcel: Parcel, places: list[NDArray[np.int64]]) -> Parcel:
+    if parcel.vectors is None:
+        return parcel
+    order = torch.from_numpy(np.argsort(np.concatenate(places)))
+    return replace(parcel, vectors=parcel.vectors[order])

@@ -1,0 +1,79 @@
+"""The losses of `sordina.models.losses` with their slopes: how a row's loss changes with that row's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sordina.models import losses as models
+
+RowFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``value(outputs, targets)`` has one number per row; ``slope`` is its derivative, in the shape of the outputs."""
+
+    name: str
+    value: RowFunction
+    slope: RowFunction
+
+
+def _hot(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.one_hot(targets, outputs.shape[-1]).to(outputs)
+
+
+def _mse_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 2 * (outputs - targets.reshape(outputs.shape)) / max(1, outputs[:1].numel())
+
+
+def _class_mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    return models.mse(outputs, _hot(outputs, targets))
+
+
+def _class_mse_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _mse_slope(outputs, _hot(outputs, targets))
+
+
+def _cross_entropy_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.softmax(-1) - _hot(outputs, targets)
+
+
+def _hinge_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    sign = 2 * targets - 1
+    wrong = models.hinge(outputs, targets) > 0
+    return torch.where(wrong, -sign.to(outputs), 0.0).reshape(outputs.shape)
+
+
+mse = Loss("mse", models.mse, _mse_slope)
+"""``(f(x) - y)^2``; an objective with ``root=True`` makes it the RMSE of eq. 2.13 of 000."""
+
+class_mse = Loss("class-mse", _class_mse, _class_mse_slope)
+"""``mean_c (f(x)_c - 1[y = c])^2``; with ``root=True`` the RMSE column of table 2.4 of 000."""
+
+cross_entropy = Loss("cross-entropy", models.cross_entropy, _cross_entropy_slope)
+"""``-log softmax(f(x))_y``."""
+
+hinge = Loss("hinge", models.hinge, _hinge_slope)
+"""``max(0, 1 - y f(x))``: the linear SVM of 003."""
+
+
+def differentiated(name: str, value: RowFunction) -> Loss:
+    """Any other loss, its slope by autograd."""
+
+    def slope(outputs: Tensor, targets: Tensor) -> Tensor:
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            total = value(leaf, targets).sum()
+        return torch.autograd.grad(total, leaf)[0]
+
+    return Loss(name, value, slope)
+
+
+def named(name: str) -> Loss:
+    """The loss called ``name``, here or in `sordina.models.losses`."""
+    known = {loss.name: loss for loss in (mse, class_mse, cross_entropy, hinge)}
+    return known[name] if name in known else differentiated(name, models.named(name))

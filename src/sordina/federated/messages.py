@@ -1,0 +1,76 @@
+"""What passes between server and clients, as plain arrays.
+
+    server --Arrays--> client work -> Outcome -> guard --Parcel--> server half of the placement -> Release -> strategy
+
+An `Outcome` holds raw updates and never leaves the client. A `Parcel` is what leaves it: sums that are clipped and
+about to be noised by a trusted server, or vectors that were sanitised already. A `Release` is all a strategy sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Arrays: TypeAlias = Mapping[str, Tensor]
+"""Named arrays, the only thing a server sends."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the clients of a cohort computed; one row per client. Stays on the clients' side."""
+
+    vectors: Tensor
+    """``(U, D)``: updates, gradients, or whole models."""
+    sizes: Tensor
+    """``(U,)``: how many rows each client trained on; a secret, like everything here."""
+    anchors: Tensor | None = None
+    """``(U, D)``: the public point each vector started from; None means zero."""
+    record_bound: float | None = None
+    """How far one *record* can move a client's vector, in L2 norm, where the work bounded it."""
+
+    def moved_by(self) -> Tensor:
+        """``xi``, how far each client's vector went from its anchor."""
+        return self.vectors if self.anchors is None else self.vectors - self.anchors
+
+    def keep(self, rows: Tensor) -> Outcome:
+        """Only these clients."""
+        anchors = None if self.anchors is None else self.anchors[rows]
+        return Outcome(self.vectors[rows], self.sizes[rows], anchors, self.record_bound)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What leaves the clients: sums over clients, sanitised vectors, or both. Parcels add up in any grouping."""
+
+    sums: tuple[Tensor, ...] = ()
+    vectors: Tensor | None = None
+    """``(clients, D)``, one sanitised (or, without privacy, raw) vector per client that answered."""
+    answered: int = 0
+    """How many clients are in the sums or vectors."""
+    rejected: int = 0
+    """How many updates were not finite and were dropped."""
+    withheld: int = 0
+    """How many clients kept their update because their account allows no more."""
+
+    def __add__(self, other: Parcel) -> Parcel:
+        sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums and other.sums else ()
+        stacks = [part for part in (self.vectors, other.vectors) if part is not None]
+        return Parcel(
+            sums or self.sums or other.sums,
+            torch.cat(stacks) if stacks else None,
+            self.answered + other.answered,
+            self.rejected + other.rejected,
+            self.withheld + other.withheld,
+        )
+
+
+@dataclass(frozen=True)
+class Release:
+    """What the server may use: a mean and, unless only the mean is private, the vectors it was made of."""
+
+    mean: Tensor
+    vectors: Tensor | None = None

@@ -1,0 +1,118 @@
+"""What a client minimises, for many clients at once.
+
+Parameters travel as flat vectors, one row per client; inside a computation they are parts (see `stacked`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sordina.errors import InvalidInput, Unsupported
+from sordina.federated.losses import Loss
+from sordina.federated.stacked import Parts, Stacked, stacked
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of several clients, padded to one length: ``x (U, B, ...)``, ``y (U, B, ...)``, ``mask (U, B)``."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A model and its loss: ``F(theta) = mean of the row losses``, or its square root (RMSE, eq. 2.13 of 000)."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    model: Stacked
+    loss: Loss
+    root: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of parameters, n in the papers."""
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of numbers in each parameter."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    def parts(self, flat: Tensor) -> Parts:
+        """Flat rows ``(U, P)`` as parts that share their memory: what is done to one is done to the other."""
+        pairs = zip(torch.split(flat, self.lengths, dim=1), self.shapes, strict=True)
+        return [torch.unflatten(piece, 1, shape or (1,)) for piece, shape in pairs]
+
+    def reduce(self, totals: Tensor, counts: Tensor) -> Tensor:
+        """``F`` from summed row losses: their mean, or its root; 0 for a client without rows."""
+        mean = totals / counts.clamp(min=1)
+        return mean.sqrt() if self.root else mean
+
+    def slope(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """``dF / d outputs``; of the root, ``(dF^2 / d outputs) / 2F``, taken as 0 where F is 0."""
+        rows, targets = outputs.flatten(0, 1), batch.y.flatten(0, 1)
+        share = batch.mask / batch.mask.sum(1, keepdim=True).clamp(min=1)
+        if self.root:
+            value = (self.loss.value(rows, targets).view(share.shape) * share).sum(1, keepdim=True).sqrt()
+            share = torch.where(value > 0, share / (2 * value), 0.0)
+        slopes = self.loss.slope(rows, targets).view(outputs.shape)
+        return slopes * share.view(share.shape + (1,) * (outputs.dim() - 2))
+
+    def descend(self, parts: Parts, batch: Batch, rate: float) -> None:
+        """``parts -= rate * grad F``, each client on its own rows, in place."""
+        with torch.no_grad():
+            self.model.accumulate(parts, batch.x, lambda outputs: self.slope(outputs, batch), parts, -rate)
+
+    def gradient(self, flat: Tensor, batch: Batch) -> Tensor:
+        """``grad F`` of each client at its row of ``flat``, as flat rows."""
+        total = torch.zeros_like(flat, memory_format=torch.contiguous_format)
+        with torch.no_grad():
+            parts, sums = self.parts(flat), self.parts(total)
+            self.model.accumulate(parts, batch.x, lambda outputs: self.slope(outputs, batch), sums, 1.0)
+        return total
+
+    def predict(self, model: Tensor, x: Tensor) -> Tensor:
+        """The outputs of one flat model on rows of anybody."""
+        with torch.no_grad():
+            return self.model.forward(self.parts(model[None]), x[None])[0]
+
+    def row_losses(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The losses of one flat model on rows of anybody."""
+        return self.loss.value(self.predict(model, x), y)
+
+
+def own(flat: Tensor) -> Tensor:
+    """A copy of flat rows that may be changed in place."""
+    return flat.clone(memory_format=torch.contiguous_format)
+
+
+def of_module(module: nn.Module, loss: Loss, *, root: bool = False) -> Objective:
+    """The objective of a module.
+
+    >>> from sordina.federated.losses import mse
+    >>> of_module(nn.Linear(3, 1), mse).size
+    4
+    """
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise InvalidInput(f"{type(module).__name__} has no parameters to train.")
+    buffers = [name for name, _ in module.named_buffers()]
+    if buffers:
+        raise Unsupported(
+            f"buffer {buffers[0]!r} of {type(module).__name__} mixes samples or clients (BatchNorm?) and would never "
+            "reach the server. Use GroupNorm: sordina.fix(model)."
+        )
+    shapes = tuple(tuple(value.shape) for value in parameters.values())
+    return Objective(tuple(parameters), shapes, stacked(module), loss, root)
+
+
+def flat_parameters(module: nn.Module) -> Tensor:
+    """A module's present parameters as a flat vector."""
+    return torch.cat([value.detach().flatten() for value in module.parameters()]).clone()

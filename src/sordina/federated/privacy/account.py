@@ -1,0 +1,85 @@
+"""The account a client keeps of its own leakage; it lives with the client and outlives its process.
+
+Costs add up (theorem 3 of 000; errata 5). They are kept as exact fractions: six participations at 2/5 are 12/5,
+neither above nor below a limit of 2.4. A client charges its account *before* anything leaves it, so a crash can only
+over-report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from sordina.errors import BudgetRefused, InvalidInput
+
+
+def exact(value: float | Fraction) -> Fraction:
+    """The number a person wrote: 0.4 is 2/5, not the nearest binary fraction.
+
+    >>> exact(2.4) == 6 * exact(0.4)
+    True
+    """
+    if isinstance(value, Fraction):
+        return value
+    if not math.isfinite(value):
+        raise InvalidInput(f"a leakage must be finite, got {value}.")
+    return Fraction(repr(float(value)))
+
+
+@dataclass
+class ClientAccount:
+    """What one client has leaked, and the most it is willing to leak (None: no limit).
+
+    >>> account = ClientAccount(limit=exact(0.8))
+    >>> account.charge(exact(0.4)); account.charge(exact(0.4))
+    >>> account.allows(exact(0.4)), float(account.spent), account.participations
+    (False, 0.8, 2)
+    """
+
+    limit: Fraction | None = None
+    spent: Fraction = field(default_factory=Fraction)
+    participations: int = 0
+
+    def allows(self, cost: Fraction) -> bool:
+        """Whether one more participation at ``cost`` stays within the limit."""
+        return self.limit is None or self.spent + cost <= self.limit
+
+    def charge(self, cost: Fraction) -> None:
+        """Write down a participation that is about to happen; refuses one the limit forbids."""
+        if cost < 0:
+            raise InvalidInput(f"a leakage is never negative, got {float(cost)}.")
+        if not self.allows(cost):
+            raise BudgetRefused(
+                f"this participation leaks {float(cost):.4g} and would pass the client's limit of "
+                f"{float(self.limit or 0):.4g} ({float(self.spent):.4g} leaked so far): withhold the update."
+            )
+        self.spent += cost
+        self.participations += 1
+
+    def save(self, path: Path) -> None:
+        """Write the account so that a crash leaves the old or the new one, never half of one."""
+        limit = None if self.limit is None else str(self.limit)
+        text = json.dumps({"limit": limit, "spent": str(self.spent), "participations": self.participations})
+        fresh = path.with_name(path.name + ".new")
+        with open(fresh, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+
+    @classmethod
+    def load(cls, path: Path) -> ClientAccount:
+        """Read an account; a damaged one is refused, since a fresh start would forget what was leaked."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            limit = None if data["limit"] is None else Fraction(data["limit"])
+            account = cls(limit, Fraction(data["spent"]), int(data["participations"]))
+        except (OSError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise InvalidInput(f"{path} is not a client account ({error}); restore it, do not start afresh.") from error
+        if account.spent < 0 or account.participations < 0:
+            raise InvalidInput(f"{path} holds a negative leakage; restore it, do not start afresh.")
+        return account

@@ -1,0 +1,180 @@
+"""Central privacy: a trusted server adds clipped updates up and noises the sum, for user-level (epsilon, delta).
+
+A client's update is to the server what a sample's gradient is to the optimiser: the policies of `sordina.clipping`, the
+noise of `sordina.training` and the plan's accounting serve here unchanged. Clipping happens at the client, with the
+public state of the policy; the sum is all the server's half looks at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordina.accounting import Event, Gaussian, Repeated, accountant
+from sordina.clipping import PerLayer, Policy
+from sordina.clipping.per_layer import arrange
+from sordina.clipping.policy import spread
+from sordina.errors import BudgetRefused, InvalidInput, Unsupported
+from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.placement import UNIFORM, Facts, Statement, Weights
+from sordina.federated.selection import Sampled, Selection
+from sordina.gradients.explicit import MatrixTape
+from sordina.training.noise import release
+from sordina.training.plan import Plan
+from sordina.types import Adjacency, Unit
+
+
+@dataclass(frozen=True)
+class CentralState:
+    """The length of a client's vector and the states of the policies: public, for clients to clip with."""
+
+    size: int
+    policies: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Central:
+    """``mean = (sum_k clip(w_k v_k) + noise) / expected clients``, with the noise and the sampler of ``plan``.
+
+    Weights come before clipping and are bounded, so whatever they are, one client changes the sum by no more than the
+    policy says. ``layers`` names and measures the parts of a vector, for clipping layer by layer; a vector of several
+    models (IFCA, SCAFFOLD) repeats them.
+    """
+
+    plan: Plan
+    clipping: Policy[Any] | PerLayer
+    weights: Weights = UNIFORM
+    layers: tuple[tuple[str, int], ...] = ()
+    vectors_released: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.plan.private:
+            raise InvalidInput("central privacy needs a finite epsilon; use privacy 'none' to train without.")
+        if self.plan.unit is not Unit.USER:
+            raise InvalidInput(
+                f"a client's whole update is clipped, so the unit is the user, not the {self.plan.unit}."
+            )
+        if not self.weights.bounded:
+            raise Unsupported(
+                "a mean weighted by sample counts has no sensitivity: one client may weigh any amount. Use equal "
+                "weights, or cap the counts: Weights(by_samples=True, cap=...)."
+            )
+
+    def columns(self, size: int) -> list[tuple[Tensor | slice, int, Policy[Any]]]:
+        """Which numbers of a vector are clipped together, how many they are, and by which policy."""
+        if not isinstance(self.clipping, PerLayer):
+            return [(slice(None), size, self.clipping)]
+        once = sum(length for _, length in self.layers)
+        if not once or size % once:
+            raise InvalidInput(f"clipping by layer needs the layers of the model: {once} numbers do not divide {size}.")
+        first, places = 0, {}
+        for name, length in self.layers:
+            places[name] = torch.arange(first, first + length)
+            first += length
+        groups: list[tuple[Tensor | slice, int, Policy[Any]]] = []
+        for copy in range(size // once):
+            for part in arrange(self.clipping, [name for name, _ in self.layers]):
+                index = torch.cat([places[name] for name in part.names]) + copy * once
+                groups.append((index, len(index), part.policy))
+        return groups
+
+    def check(self, selection: Selection, rounds: int) -> None:
+        """The clients must be drawn as the plan accounts for, and not more often than it pays for."""
+        if selection != Sampled(self.plan.sampler):
+            raise InvalidInput(
+                "central privacy accounts for its plan's sampler: select clients with Sampled(plan.sampler)."
+            )
+        if rounds > self.plan.steps:
+            raise BudgetRefused(
+                f"{rounds} rounds were asked for, but the noise is calibrated for {self.plan.steps}: plan for all."
+            )
+
+    def start(self, size: int) -> CentralState:
+        """The policies' first states; a policy that has no bound under the sampler's adjacency is refused here."""
+        columns = self.columns(size)
+        state = CentralState(size, tuple(policy.init(length) for _, length, policy in columns))
+        for (_, _, policy), current in zip(columns, state.policies, strict=True):
+            policy.bounds(current, self.plan.adjacency)
+        return state
+
+    def cost(self, size: int) -> Fraction:
+        """The server keeps the account."""
+        return Fraction()
+
+    def seal(self, outcome: Outcome, state: CentralState, rng: np.random.Generator) -> Parcel:
+        """Weigh and clip at the client; what leaves is a sum (of one, on a real network)."""
+        vectors = outcome.vectors
+        if self.weights.by_samples:
+            vectors = vectors * self.weights.of(outcome)[:, None]
+        sums: list[Tensor] = []
+        for (place, _, policy), current in zip(self.columns(state.size), state.policies, strict=True):
+            tape = MatrixTape(vectors[:, place])
+            direction = policy.direction(current)
+            sums += tape.contract(policy.ask(tape.scalars(direction), current), direction)
+        return Parcel(tuple(sums))
+
+    def open(self, parcel: Parcel, state: CentralState, rng: np.random.Generator) -> tuple[Release, CentralState]:
+        """Noise the sums, adapt the policies to what was released, divide by the expected number of clients."""
+        columns = self.columns(state.size)
+        left = list((parcel + self._missing(parcel, state, rng)).sums)
+        mean = left[0].new_empty(state.size)
+        policies = []
+        for (place, _, policy), current, nus in zip(
+            columns, state.policies, self.multipliers(len(columns)), strict=True
+        ):
+            totals, left = left[: len(nus)], left[len(nus) :]
+            bounds = policy.bounds(current, self.plan.adjacency)
+            released = release(totals, bounds, nus, self.plan.sampler.expected_batch, rng)
+            mean[place] = released.mean()
+            policies.append(policy.adapt(current, released))
+        return Release(mean), CentralState(state.size, tuple(policies))
+
+    def _missing(self, parcel: Parcel, state: CentralState, rng: np.random.Generator) -> Parcel:
+        """Zero updates in place of clients that sent nothing usable.
+
+        Under replace-one the number of terms is part of the guarantee: a sector does not hold the zero vector, so a
+        client that stays silent would change the sum by more than the sector's diameter. Under add/remove silence is
+        absence.
+        """
+        fixed = self.plan.adjacency is Adjacency.REPLACE_ONE
+        count = max(0, round(self.plan.sampler.expected_batch) - parcel.answered) if fixed else 0
+        dtype = parcel.sums[0].dtype if parcel.sums else torch.get_default_dtype()
+        return self.seal(Outcome(torch.zeros(count, state.size, dtype=dtype), torch.zeros(count)), state, rng)
+
+    def multipliers(self, groups: int) -> list[tuple[float, ...]]:
+        """One noise multiplier per query; all of them together cost as much as the plan's."""
+        policy = self.clipping.policy if isinstance(self.clipping, PerLayer) else self.clipping
+        return [policy.split(self.plan.noise_multiplier * groups**0.5)] * groups
+
+    def event(self, groups: int = 1) -> Event:
+        """What one round costs, from the noise that is really added."""
+        nus = [nu for shares in self.multipliers(groups) for nu in shares]
+        return self.plan.sampler.event(Gaussian(spread(nus)))
+
+    def statement(self, facts: Facts) -> Statement:
+        """(epsilon, delta) per user after the rounds that ran."""
+        event = Repeated(self.event(len(self.columns(facts.size))), facts.rounds)
+        epsilon = accountant(self.plan.accountant).epsilon(event, self.plan.budget.delta, self.plan.adjacency)
+        sampling = "Poisson" if self.plan.adjacency is Adjacency.ADD_REMOVE else "fixed-size"
+        words = (
+            f"Central differential privacy: ({epsilon:.4g}, {self.plan.budget.delta:g})-DP per client "
+            f"({self.plan.adjacency} neighbours) of every released model, trusting the server; {sampling} client "
+            f"sampling, {facts.rounds} rounds. Validation clients are not covered."
+        )
+        details = {
+            "adjacency": str(self.plan.adjacency),
+            "accountant": self.plan.accountant,
+            "noise_multiplier": self.plan.noise_multiplier,
+            "budget_epsilon": self.plan.budget.epsilon,
+        }
+        return Statement("central", words, True, epsilon, self.plan.budget.delta, Unit.USER, details)
+
+
+def layers_of(names: tuple[str, ...], lengths: list[int]) -> tuple[tuple[str, int], ...]:
+    """Name and length of every parameter, as `Central` wants them."""
+    return tuple(zip(names, lengths, strict=True))

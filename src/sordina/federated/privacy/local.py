@@ -1,0 +1,145 @@
+"""Local privacy: the client clips its update and noises it itself, so that even the server learns little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordina.accounting import Gaussian, Repeated, accountant, noise_multiplier
+from sordina.errors import InvalidInput
+from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.placement import Facts, Statement
+from sordina.federated.selection import Selection
+from sordina.training.noise import gaussian_like
+from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive
+
+
+@dataclass(frozen=True)
+class Local:
+    """``v -> v min(1, C / |v|) + N(0, (z 2C)^2 I)``: any two updates are at most 2C apart.
+
+    The guarantee is each client's own and does not lean on sampling: participations compose, and a client's account
+    counts them against the number the noise was calibrated for.
+    """
+
+    clip: float
+    noise_multiplier: float
+    delta: float
+    participations: int
+    vectors_released: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("clipping threshold of local privacy", self.clip)
+        check_positive("noise multiplier", self.noise_multiplier)
+        check_delta(self.delta)
+        if self.participations < 1:
+            raise InvalidInput(f"a client takes part at least once, got {self.participations}.")
+
+    @classmethod
+    def within(cls, budget: Budget, clip: float, participations: int) -> Local:
+        """The least noise with which ``participations`` rounds of one client stay within ``budget``."""
+        nu = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), budget, Adjacency.REPLACE_ONE)
+        return cls(clip, nu, budget.delta, participations)
+
+    def check(self, selection: Selection, rounds: int) -> None:
+        """Any clients, any number of rounds."""
+
+    def start(self, size: int) -> None:
+        """Nothing to remember."""
+
+    def cost(self, size: int) -> Fraction:
+        """One participation."""
+        return Fraction(1)
+
+    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+        """Clip and noise every client's vector."""
+        clipped = _shrink(outcome.vectors, self.clip)
+        scale = 2 * self.clip * self.noise_multiplier
+        return Parcel(vectors=clipped.add_(gaussian_like(clipped, rng), alpha=scale))
+
+    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+        """The noised vectors and their plain mean."""
+        if parcel.vectors is None or not len(parcel.vectors):
+            return None, None
+        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+
+    def statement(self, facts: Facts) -> Statement:
+        """What the client that took part most often is guaranteed."""
+        event = Repeated(Gaussian(self.noise_multiplier), facts.participations)
+        epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.REPLACE_ONE)
+        words = (
+            f"Local differential privacy: every client has ({epsilon:.4g}, {self.delta:g})-DP for all its data against "
+            f"everybody, the server included, after at most {facts.participations} participations."
+        )
+        details = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "limit": self.participations}
+        return Statement("local", words, True, epsilon, self.delta, Unit.USER, details)
+
+
+@dataclass(frozen=True)
+class RecordNoise:
+    """Noise at the client for every *record* of it: the work bounds what a record does, this hides it.
+
+    Clients hold disjoint records, so the guarantee of one is the guarantee of all (parallel composition); it holds
+    against the server too. Needs work that states its record bound, such as `ClippedGradient`.
+    """
+
+    noise_multiplier: float
+    delta: float
+    participations: int
+    vectors_released: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("noise multiplier", self.noise_multiplier)
+        check_delta(self.delta)
+
+    @classmethod
+    def within(cls, budget: Budget, participations: int) -> RecordNoise:
+        """The least noise with which ``participations`` rounds stay within ``budget`` for every record."""
+        nu = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), budget, Adjacency.ADD_REMOVE)
+        return cls(nu, budget.delta, participations)
+
+    def check(self, selection: Selection, rounds: int) -> None:
+        """Any clients, any number of rounds."""
+
+    def start(self, size: int) -> None:
+        """Nothing to remember."""
+
+    def cost(self, size: int) -> Fraction:
+        """One participation."""
+        return Fraction(1)
+
+    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+        """Noise of ``z`` times the record bound on every client's vector."""
+        if outcome.record_bound is None:
+            raise InvalidInput("record-level noise needs work that bounds a record's effect: use ClippedGradient.")
+        scale = outcome.record_bound * self.noise_multiplier
+        noised = torch.add(outcome.vectors, gaussian_like(outcome.vectors, rng), alpha=scale)
+        return Parcel(vectors=noised)
+
+    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+        """The noised vectors and their plain mean."""
+        if parcel.vectors is None or not len(parcel.vectors):
+            return None, None
+        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+
+    def statement(self, facts: Facts) -> Statement:
+        """What every record is guaranteed."""
+        event = Repeated(Gaussian(self.noise_multiplier), facts.participations)
+        epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.ADD_REMOVE)
+        words = (
+            f"Record-level differential privacy at the client: ({epsilon:.4g}, {self.delta:g})-DP for every record "
+            f"({Adjacency.ADD_REMOVE} neighbours) against everybody, the server included, after "
+            f"{facts.participations} rounds."
+        )
+        details = {"noise_multiplier": self.noise_multiplier, "limit": self.participations}
+        return Statement("record", words, True, epsilon, self.delta, Unit.RECORD, details)
+
+
+def _shrink(vectors: Tensor, clip: float) -> Tensor:
+    norms = vectors.norm(dim=1, keepdim=True)
+    factor = (clip / norms).clamp(max=1.0)
+    return torch.where(norms.isfinite(), vectors * factor, 0.0)

@@ -1,0 +1,102 @@
+"""The seam of privacy: one object with a half that runs at the client and a half that runs at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from sordina.errors import InvalidInput
+from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.selection import Selection
+from sordina.types import Unit
+
+
+class Placement(Protocol):
+    """What is done to an update and where. ``state`` is public: it may be sent to clients and written to disk."""
+
+    @property
+    def vectors_released(self) -> bool:
+        """Whether the server gets one vector per client, or only their (noised) mean."""
+        ...
+
+    def check(self, selection: Selection, rounds: int) -> None:
+        """Refuse a run whose clients or rounds are not the ones the guarantee was made for."""
+        ...
+
+    def start(self, size: int) -> Any:
+        """The public state before the first round, for vectors of ``size`` numbers."""
+        ...
+
+    def cost(self, size: int) -> Fraction:
+        """What one participation adds to a client's own account (0 where clients keep none)."""
+        ...
+
+    def seal(self, outcome: Outcome, state: Any, rng: np.random.Generator) -> Parcel:
+        """At the client: turn finite outcomes into what may leave."""
+        ...
+
+    def open(self, parcel: Parcel, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
+        """At the server: turn what arrived into what may be used, and the next state; None when nothing arrived."""
+        ...
+
+    def statement(self, facts: Facts) -> Statement:
+        """The guarantee of a run, in words and numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run did that a guarantee depends on."""
+
+    rounds: int
+    size: int
+    """The length of a client's vector, n in 000."""
+    participations: int
+    """The most participations of any one client."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A guarantee for people: what holds, for whom, against whom, and whether it is proven."""
+
+    placement: str
+    words: str
+    sound: bool
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: Unit = Unit.USER
+    details: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each client counts: ``uniform``, by ``samples``, or by samples up to a public ``cap``.
+
+    Under central privacy a weight by samples has no bound, so no sensitivity exists; uniform or capped weights have.
+    """
+
+    cap: int | None = None
+    by_samples: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cap is not None and self.cap < 1:
+            raise InvalidInput(f"the cap on sample counts must be at least 1, got {self.cap}.")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether one client's weight has a public bound."""
+        return not self.by_samples or self.cap is not None
+
+    def of(self, outcome: Outcome) -> Any:
+        """One weight per client: 1, n_k, or ``min(n_k, cap) / cap``."""
+        sizes = outcome.sizes.to(outcome.vectors.dtype)
+        if not self.by_samples:
+            return sizes.new_ones(len(sizes))
+        return sizes if self.cap is None else sizes.clamp(max=self.cap) / self.cap
+
+
+UNIFORM = Weights()
+BY_SAMPLES = Weights(by_samples=True)

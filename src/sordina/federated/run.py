@@ -1,0 +1,134 @@
+"""A federated run, top to bottom: send, work, seal, open, update, look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordina.errors import InvalidInput, Unsupported
+from sordina.federated.clients.work import ClientWork
+from sordina.federated.engines.engine import Call, ClientSide, Engine
+from sordina.federated.messages import Release
+from sordina.federated.order import Order
+from sordina.federated.privacy.placement import Facts, Placement, Statement
+from sordina.federated.selection import Selection
+from sordina.federated.stopping import Patience
+from sordina.federated.strategies.strategy import Strategy
+from sordina.federated.validation import Score, Validation
+
+
+@dataclass(frozen=True)
+class Method:
+    """The independent choices of a run, except the engine."""
+
+    strategy: Strategy[Any]
+    work: ClientWork
+    placement: Placement
+    selection: Selection
+
+    def __post_init__(self) -> None:
+        if self.strategy.needs_vectors and not self.placement.vectors_released:
+            raise Unsupported(
+                f"{type(self.strategy).__name__} clusters the clients' vectors, but {type(self.placement).__name__} "
+                "privacy releases only a sum. Use IFCA, whose server needs the sum alone, or metric or local privacy."
+            )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What may be told about a round."""
+
+    number: int
+    score: Score | None
+    answered: int
+    withheld: int
+    rejected: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an observer is shown after each round: released values and public state only."""
+
+    round: Round
+    models: Tensor
+    release: Release | None
+    leakage: NDArray[np.float64]
+
+
+@dataclass
+class Result:
+    """The models a run ended with, the best ones on the way, its history, and what it cost."""
+
+    models: Tensor
+    best: Tensor
+    history: list[Round]
+    statement: Statement
+    leakage: NDArray[np.float64]
+    """What each client has leaked by its own account (all zero where clients keep none)."""
+    privacy: Any = field(default=None, repr=False)
+    """The last public state of the placement."""
+
+    @property
+    def losses(self) -> list[float]:
+        """The validation losses, in order."""
+        return [one.score.loss for one in self.history if one.score is not None]
+
+
+def federate(
+    method: Method,
+    engine: Engine,
+    models: Tensor,
+    *,
+    clients: int,
+    rounds: int,
+    rng: np.random.Generator,
+    validation: Validation | None = None,
+    every: int = 1,
+    patience: Patience | None = None,
+    observe: Callable[[Seen], None] | None = None,
+) -> Result:
+    """Run at most ``rounds`` rounds among ``clients`` clients, from initial ``models (k, P)``."""
+    if rounds < 1 or every < 1:
+        raise InvalidInput(f"a run has at least one round and validates at least once, got {rounds} and {every}.")
+    strategy, placement = method.strategy, method.placement
+    side = ClientSide(method.work, placement)
+    placement.check(method.selection, rounds)
+    seed, judge = int(rng.integers(2**63)), np.random.default_rng(rng.integers(2**63))
+    state = strategy.init(models)
+    size = method.work.width(strategy.configure(state))
+    privacy = placement.start(size)
+    history: list[Round] = []
+    losses: list[float] = []
+    best, lowest = strategy.models(state), float("inf")
+    for number in range(rounds):
+        chosen = method.selection.draw(number, clients, rng)
+        call = Call(strategy.configure(state), privacy, Order(seed, number))
+        parcel = engine.map_reduce(side, call, chosen, rng)
+        release, privacy = placement.open(parcel, privacy, rng)
+        if release is not None:
+            state = strategy.update(state, release)
+        score = None
+        if validation is not None and (number + 1) % every == 0:
+            score = validation.score(strategy.models(state), judge)
+            losses.append(score.loss)
+            if score.loss < lowest:
+                best, lowest = strategy.models(state).clone(), score.loss
+        history.append(Round(number, score, parcel.answered, parcel.withheld, parcel.rejected))
+        if observe is not None:
+            observe(Seen(history[-1], strategy.models(state), release, leakage(engine)))
+        if patience is not None and score is not None and patience.over(losses):
+            break
+    most = max((account.participations for account in engine.accounts), default=0)
+    statement = placement.statement(Facts(len(history), size, most))
+    ended = strategy.models(state)
+    return Result(ended, best if losses else ended, history, statement, leakage(engine), privacy)
+
+
+def leakage(engine: Engine) -> NDArray[np.float64]:
+    """What each client's own account says."""
+    return np.array([float(account.spent) for account in engine.accounts])

@@ -1,0 +1,1 @@
+"""Strategies: what the server does with what was released to it."""
