@@ -142,7 +142,7 @@ class Trainer:
             step, last = private.steps_taken, private.steps_taken == plan.steps
             validate = validation is not None and (step % epoch == 0 or last)
             if validate or step % every == 0 or last:
-                entry = self._entry(private, time.perf_counter() - start)
+                entry = self.entry(private, time.perf_counter() - start)
                 if validate:
                     entry["validation"] = evaluate(self.model, self.loss, validation)
                 history.append(entry)
@@ -151,7 +151,8 @@ class Trainer:
             if self.folder is not None and (step % self.checkpoint_every == 0 or last):
                 checkpoint.save(private, Path(self.folder) / "checkpoint.pt", {"history": history})
 
-    def _entry(self, private: Private, seconds: float) -> dict[str, Any]:
+    def entry(self, private: Private, seconds: float) -> dict[str, Any]:
+        """What a watcher is told of the step just taken."""
         epsilon = private.epsilon
         return {
             "step": private.steps_taken,
