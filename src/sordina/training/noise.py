@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordina.randomness import fill_normal
 from sordina.seam import Released
 
 
 def gaussian_like(reference: Tensor, rng: np.random.Generator) -> Tensor:
     """Standard Gaussian noise in the shape and type of ``reference``, from ``rng``."""
     dtype = np.float64 if reference.dtype == torch.float64 else np.float32
-    noise = torch.from_numpy(np.asarray(rng.standard_normal(tuple(reference.shape), dtype=dtype)))
-    return noise.to(reference)
+    return torch.from_numpy(fill_normal(np.empty(tuple(reference.shape), dtype), rng)).to(reference)
 
 
 def release(
