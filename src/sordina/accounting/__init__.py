@@ -17,6 +17,7 @@ from sordina.accounting.events import (
     Event,
     FixedSizeSampled,
     Gaussian,
+    GroupSampled,
     Laplace,
     PoissonSampled,
     PureDP,
@@ -27,7 +28,10 @@ from sordina.accounting.events import (
     to_dict,
 )
 from sordina.accounting.gaussian import combined_multiplier, gaussian_delta, gaussian_epsilon, joint
+from sordina.accounting.groups import group, group_epsilon
 from sordina.accounting.search import SearchPlan, search_noise
+from sordina.accounting.stopping import draw_runs
+from sordina.accounting.stopping import stopping as random_stopping
 
 __all__ = [
     "NAMES",
@@ -39,6 +43,7 @@ __all__ = [
     "Event",
     "FixedSizeSampled",
     "Gaussian",
+    "GroupSampled",
     "Laplace",
     "PoissonSampled",
     "PureDP",
@@ -48,11 +53,15 @@ __all__ = [
     "ZeroConcentrated",
     "accountant",
     "combined_multiplier",
+    "draw_runs",
     "from_dict",
     "gaussian_delta",
     "gaussian_epsilon",
+    "group",
+    "group_epsilon",
     "joint",
     "noise_multiplier",
+    "random_stopping",
     "search_noise",
     "to_dict",
 ]

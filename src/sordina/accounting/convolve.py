@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft
 
 from sordina.accounting.curve import Curve
 from sordina.accounting.grid import Pmf, multiples
-from sordina.accounting.losses import Array
 from sordina.accounting.roots import falling_root
+from sordina.accounting.special import Array, fast_length
 
 _UNIT = float(np.finfo(float).eps) / 2
 _TAIL = math.log(1e-7)
@@ -145,7 +144,7 @@ def compose(parts: Parts, log_delta: float | None = None, epsilon: float | None 
     exact = Cumulants.of(parts)
     low = math.floor(max(look.low / step, first))
     high = math.ceil(min(look.high / step, last))
-    size = int(fft.next_fast_len(max(high - low + 1, 16), real=True))
+    size = fast_length(max(high - low + 1, 16))
     high = low + size - 1
     if high < last:
         lost += math.exp(min(exact.total(look.beyond) - look.beyond * step * (high + 1) + 1e-9, 0.0))
@@ -166,12 +165,12 @@ def _tilted_power(parts: Parts, theta: float, norms: list[float], size: int) -> 
     sensitivity = np.ones(size // 2 + 1)
     vanished = 0
     for (pmf, count), norm in zip(parts, norms, strict=True):
-        transform = fft.rfft(_folded(pmf, theta, norm, size))
+        transform = np.fft.rfft(_folded(pmf, theta, norm, size))
         magnitude = np.abs(transform)
         vanished += int((magnitude < precision).sum())
         sensitivity += count / np.maximum(magnitude, precision)
         product *= _power(transform, count)
-    result: Array = fft.irfft(product, size)
+    result: Array = np.fft.irfft(product, size)
     error = precision * 2 / size * (float(np.abs(product) @ sensitivity) + 4 * vanished)
     return np.maximum(result, 0.0) + error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sordina.accounting.losses import Array
+from sordina.accounting.special import Array
 
 _REACH = 600.0
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sordina.accounting.binomial import BinomialLoss
 from sordina.accounting.events import (
     ApproximateDP,
     Event,
     FixedSizeSampled,
     Gaussian,
+    GroupSampled,
     Laplace,
     PoissonSampled,
     PureDP,
@@ -22,8 +24,6 @@ from sordina.accounting.events import (
 from sordina.accounting.losses import GaussianLoss, LaplaceLoss, Loss, ResponseLoss
 from sordina.accounting.normal import Bag
 from sordina.accounting.pairs import Added, Pair, Plain, Removed, TwoSided
-from sordina.accounting.profile import corner_loss
-from sordina.accounting.rdp import ORDERS, curve
 from sordina.accounting.refusals import refuse_fixed_size, refuse_opaque_poisson
 from sordina.errors import Unsupported
 from sordina.types import Adjacency
@@ -55,6 +55,9 @@ def dominating(bag: Bag, adjacency: Adjacency) -> tuple[Direction, ...]:
 
 def _cornered(bag: Bag, adjacency: Adjacency) -> Term:
     """All that has only a Renyi guarantee, together."""
+    from sordina.accounting.profile import corner_loss
+    from sordina.accounting.rdp import ORDERS, curve
+
     return Term(Plain(corner_loss(ORDERS, curve(bag, adjacency, ORDERS))), 1, mirrored=True)
 
 
@@ -74,6 +77,9 @@ def loss_of(event: Event) -> Loss:
 def _present(event: Event, count: int, sampled: Callable[[Loss, float], Pair]) -> Term:
     if isinstance(event, PoissonSampled):
         return Term(sampled(loss_of(event.event), event.rate), count)
+    if isinstance(event, GroupSampled) and isinstance(event.event, Gaussian):
+        noise = event.event.noise_multiplier
+        return Term(Plain(BinomialLoss(noise, event.rate, event.size, swapped=sampled is Added)), count)
     refuse_fixed_size(event)
     return Term(Plain(loss_of(event)), count)
 

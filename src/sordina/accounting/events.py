@@ -13,11 +13,16 @@ event                   contract
 `ApproximateDP`         any ``(epsilon, delta)``-DP mechanism
 `ZeroConcentrated`      any ``rho``-zCDP mechanism (discrete Gaussian)
 `PoissonSampled`        ``event`` on a sample that holds each unit independently with probability ``rate``
+`GroupSampled`          ``event`` on such a sample, judged for ``size`` units that come and go together
 `FixedSizeSampled`      ``event`` on ``batch`` of ``population`` units, uniform without replacement
 `Repeated`              ``event``, ``count`` times, adaptively
 `Composed`              all of ``events``, adaptively
-`RandomStopping`        ``event`` run K times, only the best result released; K from ``distribution``
+`RandomStopping`        ``event`` run K times, only the best result released; K drawn from a law given by ``eta``
 ======================  ===========================================================================================
+
+A Poisson sample under replace-one also compares a unit with its absence. There, and only there, the sensitivity must be
+the diameter of a ball (in L2, or L1 for Laplace) around the contribution of an absent unit, which is 0: twice the
+clipping threshold, even if the clipped vectors lie in a smaller set.
 """
 
 from __future__ import annotations
@@ -99,6 +104,19 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True)
+class GroupSampled:
+    """``event`` on a Poisson sample, for ``size`` units at once: each takes part independently, all come and go."""
+
+    rate: float
+    size: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _refuse_unless(0 <= self.rate <= 1, f"sample rate must lie in [0, 1], got {self.rate}.")
+        _refuse_unless(self.size >= 1 and int(self.size) == self.size, f"a group has members, got size {self.size}.")
+
+
+@dataclass(frozen=True)
 class FixedSizeSampled:
     """``event`` on ``batch`` units drawn uniformly without replacement from ``population``."""
 
@@ -147,6 +165,11 @@ class RandomStopping:
     gamma: float
     mean: float
 
+    def __post_init__(self) -> None:
+        _refuse_unless(self.eta > -1, f"eta must be above -1, got {self.eta}.")
+        _refuse_unless(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}.")
+        _refuse_unless(1 <= self.mean < math.inf, f"the mean number of runs must be at least 1, got {self.mean}.")
+
 
 Event: TypeAlias = (
     Gaussian
@@ -155,6 +178,7 @@ Event: TypeAlias = (
     | ApproximateDP
     | ZeroConcentrated
     | PoissonSampled
+    | GroupSampled
     | FixedSizeSampled
     | Repeated
     | Composed
@@ -166,7 +190,7 @@ _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated,
-        PoissonSampled, FixedSizeSampled, Repeated, Composed, RandomStopping,
+        PoissonSampled, GroupSampled, FixedSizeSampled, Repeated, Composed, RandomStopping,
     )
 }  # fmt: skip
 

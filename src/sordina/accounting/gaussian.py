@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import numpy as np
-from scipy.special import log_ndtr
-
+from sordina.accounting.special import log_ndtr
 from sordina.errors import InvalidInput
 from sordina.types import check_positive
+
+_UNIT = 2.0**-53
 
 
 def combined_multiplier(multipliers: Iterable[float]) -> float:
@@ -52,25 +52,28 @@ def joint(noise_multiplier: float, inflation: float = 0.01) -> tuple[float, floa
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """``Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s)``, Balle and Wang 2018, Theorem 8.
+    """``Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s)``, Balle and Wang 2018, Theorem 8, rounded up.
 
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
     """
     if noise_multiplier == 0:
         return 1.0
-    if math.isinf(noise_multiplier):
+    if math.isinf(noise_multiplier) or math.isinf(epsilon):
         return 0.0
-    if math.isinf(epsilon):
-        return 0.0
-    shift, scaled = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
-    upper = float(log_ndtr(shift - scaled))
-    lower = epsilon + float(log_ndtr(-shift - scaled))
-    return float(np.clip(math.exp(upper) * -math.expm1(min(lower - upper, 0.0)), 0.0, 1.0))
+    shift, scaled = 0.5 / noise_multiplier, epsilon * noise_multiplier
+    upper = log_ndtr(shift - scaled)
+    lower = epsilon + log_ndtr(-shift - scaled)
+    rounding = 8 * _UNIT * (1 + (shift + scaled) ** 2)
+    return min(math.exp(upper) * (-math.expm1(min(lower - upper, 0.0)) + rounding), 1.0)
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """The least epsilon with ``gaussian_delta(noise_multiplier, epsilon) <= delta``, rounded up."""
+    """The least epsilon with ``gaussian_delta(noise_multiplier, epsilon) <= delta``, rounded up.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
+    4.3772
+    """
     if gaussian_delta(noise_multiplier, 0.0) <= delta:
         return 0.0
     if noise_multiplier == 0 or delta == 0:

@@ -1,8 +1,8 @@
 """Gaussian accounting: one number, mu, of the Gaussian shift that is as hard to tell apart (Dong, Roth and Su 2022).
 
 Gaussians are exact, ``mu = 1/s``, and ``mu^2`` adds up; an epsilon-DP mechanism is mu-GDP with
-``Phi(mu/2) = e^eps / (1 + e^eps)``. For sampled Gaussians the central limit (Bu et al. 2020) is an approximation, and can
-be too small; where it is, the answer is raised to that of privacy loss distributions, so that it is always sound.
+``Phi(mu/2) = e^eps / (1 + e^eps)``. For sampled Gaussians the central limit (Bu et al. 2020) is only an approximation,
+and can be too small; there the answer is raised to that of privacy loss distributions, so that it is always sound.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import ndtr, ndtri
-
 from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PureDP
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form, pure
 from sordina.accounting.pld import PLD
 from sordina.accounting.rdp import split_leak
 from sordina.accounting.refusals import refuse_unsound
+from sordina.accounting.special import log_ndtr, ndtri
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
@@ -83,7 +82,7 @@ def _mu(event: Event, adjacency: Adjacency) -> float:
 
 def _pure_mu(epsilon: float) -> float:
     """``2 Phi^-1(e^eps / (1 + e^eps))``, from the smaller tail so that nothing is rounded off."""
-    return -2 * float(ndtri(1 / (1 + math.exp(min(epsilon, 700.0)))))
+    return -2 * ndtri(1 / (1 + math.exp(min(epsilon, 700.0))))
 
 
 def _limit_mu(rate: float, noise: float, adjacency: Adjacency) -> float:
@@ -92,4 +91,6 @@ def _limit_mu(rate: float, noise: float, adjacency: Adjacency) -> float:
     growth = math.exp(min(noise**-2, 700.0))
     if adjacency is Adjacency.ADD_REMOVE:
         return rate * math.sqrt(growth - 1)
-    return rate * math.sqrt(max(2 * (growth * float(ndtr(1.5 / noise)) + 3 * float(ndtr(-0.5 / noise)) - 2), 0.0))
+    return rate * math.sqrt(
+        max(2 * (growth * math.exp(log_ndtr(1.5 / noise)) + 3 * math.exp(log_ndtr(-0.5 / noise)) - 2), 0.0)
+    )

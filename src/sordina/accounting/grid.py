@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sordina.accounting.losses import Array
 from sordina.accounting.pairs import ROUNDING, Pair
+from sordina.accounting.special import Array
 
 
 @dataclass(frozen=True)

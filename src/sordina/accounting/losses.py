@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import ndtr, ndtri
 
-Array = npt.NDArray[np.float64]
+from sordina.accounting.special import Array, ndtr, ndtri
 
 LEFT = 1e-13
 """Losses in a left tail of this mass are rounded up to its end."""
@@ -52,7 +50,7 @@ class GaussianLoss:
     def span(self, tail: float) -> tuple[float, float]:
         """Quantiles of L under P."""
         middle = 0.5 / self.noise
-        return (middle + float(ndtri(LEFT))) / self.noise, (middle - float(ndtri(tail))) / self.noise
+        return (middle + ndtri(LEFT)) / self.noise, (middle - ndtri(tail)) / self.noise
 
     @property
     def scale(self) -> float:

@@ -17,6 +17,7 @@ from sordina.accounting.events import (
     Event,
     FixedSizeSampled,
     Gaussian,
+    GroupSampled,
     Laplace,
     PoissonSampled,
     PureDP,
@@ -71,7 +72,7 @@ def _exposed(event: Event) -> bool:
         return math.isinf(event.epsilon) or event.delta == 1
     if isinstance(event, ZeroConcentrated):
         return math.isinf(event.rho)
-    if isinstance(event, PoissonSampled | FixedSizeSampled):
+    if isinstance(event, PoissonSampled | FixedSizeSampled | GroupSampled):
         return _exposed(event.event)
     if isinstance(event, RandomStopping):
         return exposed(normal_form(event.event))
@@ -97,6 +98,8 @@ def _simple(event: Event) -> Bag:
         return _poisson(event)
     if isinstance(event, FixedSizeSampled):
         return _fixed(event)
+    if isinstance(event, GroupSampled):
+        return _group(event)
     if _silent(event):
         return {}
     if not isinstance(event, Gaussian | Laplace | PureDP | ApproximateDP | ZeroConcentrated | RandomStopping):
@@ -130,6 +133,19 @@ def _fixed(event: FixedSizeSampled) -> Bag:
         return normal_form(event.event)
     inner = _one(event.event, "FixedSizeSampled") if event.batch > 0 else None
     return {} if inner is None else {FixedSizeSampled(event.batch, event.population, inner): 1}
+
+
+def _group(event: GroupSampled) -> Bag:
+    if event.size == 1 or event.rate == 0:
+        return _poisson(PoissonSampled(event.rate, event.event))
+    inner = _one(event.event, "GroupSampled")
+    if inner is None:
+        return {}
+    if not isinstance(inner, Gaussian):
+        raise Unsupported(f"GroupSampled of {type(inner).__name__}: only Gaussian noise is known for groups.")
+    if event.rate == 1:
+        return {Gaussian(inner.noise_multiplier / event.size): 1}
+    return {GroupSampled(event.rate, event.size, inner): 1}
 
 
 def _one(event: Event, sampling: str) -> Event | None:

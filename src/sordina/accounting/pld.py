@@ -8,9 +8,10 @@ of h^2/6 per mechanism, so halving the step h quarters the excess, and the diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sordina.accounting.accountants import Accountant, accountant
 from sordina.accounting.convolve import compose
 from sordina.accounting.curve import Curve
 from sordina.accounting.dominating import Direction, dominating, largest_loss
@@ -18,8 +19,6 @@ from sordina.accounting.events import Event, Gaussian, RandomStopping, ZeroConce
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordina.accounting.grid import discretise, variance
 from sordina.accounting.normal import Bag, check_queried, exposed, normal_form
-from sordina.accounting.rdp import RDP
-from sordina.accounting.zcdp import ZCDP
 from sordina.types import Adjacency, check_delta
 
 _EXCESS = 1e-4
@@ -112,6 +111,21 @@ class PLD:
         return answer
 
 
+def deltas_at(event: Event, epsilons: Sequence[float], adjacency: Adjacency) -> list[float]:
+    """Upper bounds on delta at many epsilons from one composition, tightest in their middle."""
+    bag = normal_form(event)
+    if exposed(bag) or _only_renyi(bag):
+        judge = PLD(tolerance=math.inf)
+        return [judge.delta(event, epsilon, adjacency) for epsilon in epsilons]
+    if (noise := _only_gaussian(bag)) is not None:
+        return [gaussian_delta(noise, epsilon) for epsilon in epsilons]
+    middle = sorted(epsilons)[len(epsilons) // 2]
+    curves = [
+        _curve(direction, _first_step(direction), 1e-20, epsilon=middle) for direction in dominating(bag, adjacency)
+    ]
+    return [max(curve.delta(epsilon) for curve in curves) for epsilon in epsilons]
+
+
 def _only_gaussian(bag: Bag) -> float | None:
     only = next(iter(bag))
     return only.noise_multiplier if len(bag) == 1 and isinstance(only, Gaussian) else None
@@ -121,8 +135,8 @@ def _only_renyi(bag: Bag) -> bool:
     return all(isinstance(event, ZeroConcentrated | RandomStopping) for event in bag)
 
 
-def _renyi_judge(bag: Bag) -> RDP | ZCDP:
-    return RDP() if any(isinstance(event, RandomStopping) for event in bag) else ZCDP()
+def _renyi_judge(bag: Bag) -> Accountant:
+    return accountant("rdp" if any(isinstance(event, RandomStopping) for event in bag) else "zcdp")
 
 
 def _first_step(direction: Direction) -> float:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sordina.accounting.losses import Array
 from sordina.accounting.rdp import delta_from, epsilon_from
+from sordina.accounting.special import Array
 from sordina.errors import Unsupported
 
 _POINTS = 600

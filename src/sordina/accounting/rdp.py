@@ -20,9 +20,9 @@ from sordina.accounting.events import (
     RandomStopping,
     ZeroConcentrated,
 )
-from sordina.accounting.losses import Array
 from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form
 from sordina.accounting.refusals import refuse_unsound
+from sordina.accounting.special import Array
 from sordina.accounting.stopping import stopped_renyi
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
@@ -132,8 +132,12 @@ def _stopped(event: RandomStopping, adjacency: Adjacency, orders: Array) -> Arra
     leak, rest = split_leak(normal_form(event.event))
     if leak:
         raise Unsupported("random stopping over an (epsilon, delta)-DP event: the theorem needs a Renyi guarantee.")
-    once = curve(rest, adjacency, orders)
-    return stopped_renyi(event, orders, once, lambda epsilon: delta_from(orders, once, epsilon))
+    from sordina.accounting.pld import deltas_at  # pld judges what has only a Renyi guarantee by this module
+
+    def deltas_once(epsilons: list[float]) -> list[float]:
+        return deltas_at(event.event, epsilons, adjacency)
+
+    return stopped_renyi(event, orders, curve(rest, adjacency, orders), deltas_once)
 
 
 def pure_epsilon(bag: Bag) -> float:

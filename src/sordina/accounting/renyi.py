@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
-from sordina.accounting.losses import Array
+from sordina.accounting.special import Array
 
 _TERMS = 1024
 """Terms of a series after which an order is given up."""

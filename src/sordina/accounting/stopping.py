@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from sordina.accounting.events import Event, RandomStopping
-from sordina.accounting.losses import Array
 from sordina.accounting.roots import falling_root
+from sordina.accounting.special import Array
 from sordina.errors import InvalidInput
 
 POISSON = math.inf
@@ -36,7 +36,8 @@ def mean_runs(eta: float, gamma: float) -> float:
 def stopping(event: Event, mean: float, eta: float = 1.0) -> RandomStopping:
     """``event`` repeated a random number of times with the given mean.
 
-    >>> stopping(RandomStopping, mean=25, eta=1.0).gamma
+    >>> from sordina.accounting.events import NOTHING
+    >>> stopping(NOTHING, mean=25, eta=1.0).gamma
     0.04
     """
     if not (math.isfinite(mean) and mean >= 1):
@@ -86,7 +87,9 @@ def at_least(stop: RandomStopping, runs: int) -> float:
     return max(0.0, 1 - math.fsum(_masses(stop)[: runs - 1]))
 
 
-def stopped_renyi(stop: RandomStopping, orders: Array, once: Array, delta_once: Callable[[float], float]) -> Array:
+def stopped_renyi(
+    stop: RandomStopping, orders: Array, once: Array, deltas_once: Callable[[list[float]], list[float]]
+) -> Array:
     """The Renyi divergences of the search, from those of one run, ``once``, at the same ``orders``.
 
     Truncated negative binomial, Theorem 2, for any order l':
@@ -94,10 +97,12 @@ def stopped_renyi(stop: RandomStopping, orders: Array, once: Array, delta_once: 
     Poisson, Theorem 6: ``D_l + E[K] delta + ln E[K] / (l - 1)`` with delta that of one run at ``ln(1 + 1/(l - 1))``.
     A divergence of a higher order bounds that of a lower one.
     """
-    bound = once + math.log(stop.mean) / (orders - 1)
     if math.isinf(stop.eta):
-        bound = bound + stop.mean * np.array([delta_once(math.log1p(1 / (order - 1))) for order in orders])
+        mean = stop.mean
+        bound = once + mean * np.array(deltas_once([math.log1p(1 / (order - 1)) for order in orders]))
     else:
+        mean = max(stop.mean, mean_runs(stop.eta, stop.gamma))
         other = (1 - 1 / orders) * once - math.log(stop.gamma) / orders
-        bound = bound + (1 + stop.eta) * float(other.min())
+        bound = once + (1 + stop.eta) * float(other.min())
+    bound = bound + math.log(mean) / (orders - 1)
     return np.minimum.accumulate(bound[::-1])[::-1]

@@ -20,10 +20,10 @@ from sordina.accounting.events import (
     PureDP,
     ZeroConcentrated,
 )
-from sordina.accounting.losses import Array
 from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form
 from sordina.accounting.rdp import delta_from, epsilon_from, pure_epsilon, split_leak
 from sordina.accounting.refusals import refuse_unsound
+from sordina.accounting.special import Array
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
