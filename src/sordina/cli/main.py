@@ -9,7 +9,7 @@ import click
 import typer
 
 from sordina import __version__
-from sordina.cli import ledger, train
+from sordina.cli import account, ledger, train
 from sordina.errors import SordinaError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
 app.command()(train.train)
 
