@@ -84,7 +84,7 @@ def arrange(
         permutation = np.broadcast_to(np.arange(width), (len(sizes), 1, width))
         passes = 1
     else:
-        passes = int(-(-total // np.maximum(per_epoch, 1)).max())
+        passes = int((-(-total // np.maximum(per_epoch, 1))).max())
         permutation = shuffles(sizes, clients, order, passes)
         single = per_epoch == 1
         permutation[single] = np.arange(permutation.shape[-1])

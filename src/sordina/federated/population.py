@@ -27,19 +27,15 @@ class Population:
     x: Tensor
     y: Tensor
     sizes: NDArray[np.int64]
-    groups: NDArray[np.int64] | None = None
-    """A public group per client (for fairness), where there is one."""
 
     def __post_init__(self) -> None:
         if not len(self.x) == len(self.y) == int(self.sizes.sum()):
             raise InvalidInput(
                 f"{len(self.x)} inputs, {len(self.y)} targets and {int(self.sizes.sum())} rows of clients do not match."
             )
-        if self.groups is not None and len(self.groups) != len(self.sizes):
-            raise InvalidInput(f"{len(self.groups)} groups for {len(self.sizes)} clients: give one per client.")
 
     @classmethod
-    def of(cls, shards: Sequence[tuple[Tensor, Tensor]], groups: Sequence[int] | None = None) -> Population:
+    def of(cls, shards: Sequence[tuple[Tensor, Tensor]]) -> Population:
         """From one ``(x, y)`` per client.
 
         >>> people = Population.of([(torch.zeros(3, 2), torch.zeros(3)), (torch.ones(1, 2), torch.ones(1))])
@@ -49,8 +45,7 @@ class Population:
         if not shards:
             raise InvalidInput("a federation needs at least one client.")
         x, y = (torch.cat([shard[i] for shard in shards]) for i in (0, 1))
-        tags = None if groups is None else np.asarray(groups, dtype=np.int64)
-        return cls(x, y, np.array([len(shard[0]) for shard in shards], dtype=np.int64), tags)
+        return cls(x, y, np.array([len(shard[0]) for shard in shards], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -67,7 +62,7 @@ class Population:
     def to(self, dtype: torch.dtype) -> Population:
         """The same clients with inputs, and targets that are not classes, in ``dtype``."""
         y = self.y.to(dtype) if self.y.is_floating_point() else self.y
-        return Population(self.x.to(dtype), y, self.sizes, self.groups)
+        return Population(self.x.to(dtype), y, self.sizes)
 
 
 @dataclass(frozen=True)

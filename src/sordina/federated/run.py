@@ -21,6 +21,9 @@ from sordina.federated.stopping import Patience
 from sordina.federated.strategies.strategy import Strategy
 from sordina.federated.validation import Score, Validation
 
+_SILENCE = 10
+"""So many rounds in a row without a single answer end a run: every client that was asked has reached its limit."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -105,6 +108,7 @@ def federate(
     history: list[Round] = []
     losses: list[float] = []
     best, lowest = strategy.models(state), float("inf")
+    silent = 0
     for number in range(rounds):
         chosen = method.selection.draw(number, clients, rng)
         call = Call(strategy.configure(state), privacy, Order(seed, number))
@@ -121,7 +125,8 @@ def federate(
         history.append(Round(number, score, parcel.answered, parcel.withheld, parcel.rejected))
         if observe is not None:
             observe(Seen(history[-1], strategy.models(state), release, leakage(engine)))
-        if patience is not None and score is not None and patience.over(losses):
+        silent = 0 if parcel.answered else silent + 1
+        if silent >= _SILENCE or (patience is not None and score is not None and patience.over(losses)):
             break
     most = max((account.participations for account in engine.accounts), default=0)
     statement = placement.statement(Facts(len(history), size, most))

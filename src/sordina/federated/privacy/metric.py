@@ -100,7 +100,7 @@ class Metric:
         return Fraction(size) / exact(self.nu)
 
     def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
-        """Lines 2 to 5 of Algorithm 2, for every client. By the paper's rule one that did not move gets no noise."""
+        """Lines 2 to 5 of Algorithm 2, for every client; by the paper's radius one that did not move gets no noise."""
         pieces = zip(_split(outcome.vectors, self.layers), _split(outcome.moved_by(), self.layers), strict=True)
         return Parcel(vectors=torch.cat([self._sanitise(vectors, moved, rng) for vectors, moved in pieces], dim=1))
 
@@ -111,11 +111,10 @@ class Metric:
                 vectors, rng
             )
             return released
-        lengths = moved.double().norm(dim=1).tolist()
-        rows = []
-        for row, length in zip(vectors, lengths, strict=True):
-            rows.append(MetricLaplace(_per_distance(share, length), Unit.USER).release(row, rng) if length else row)
-        return torch.stack(rows)
+        lengths = moved.double().norm(dim=1, keepdim=True)
+        units = torch.where(lengths > 0, lengths, 1.0)
+        noised = units * MetricLaplace(_per_distance(share, 1.0), Unit.USER).release_rows(vectors / units, rng)
+        return torch.where(lengths > 0, noised, vectors).to(vectors)
 
     def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The sanitised vectors and their plain mean: sample counts are nobody's business."""

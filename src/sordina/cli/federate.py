@@ -1,0 +1,83 @@
+"""`sordina federate`: a federated run with an account for every client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def federate(
+    data: Annotated[
+        str, typer.Argument(help="synthetic, synthetic-fairness, hospital, mnist-writers, femnist, adult.")
+    ],
+    strategy: Annotated[
+        str,
+        typer.Option(help="fedsgd, fedavg, fedprox, scaffold, ifca, metric-pfl or metric-pfl-steady."),
+    ] = "metric-pfl",
+    hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca and metric-pfl.")] = 2,
+    privacy: Annotated[
+        str | None, typer.Option(help="none, metric, central, local or record; metric-pfl's own is metric.")
+    ] = None,
+    noise: Annotated[float, typer.Option(help="Noise multiplier nu of metric privacy: n/nu leaks each time.")] = 5.0,
+    radius: Annotated[
+        str, typer.Option(help="'update' (the paper's heuristic) or 'public:R' (sound), for metric privacy.")
+    ] = "update",
+    leakage_limit: Annotated[float | None, typer.Option(help="No client leaks more than this.")] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget epsilon of central, local and record privacy.")] = 3.0,
+    delta: Annotated[float, typer.Option(help="Budget delta of central, local and record privacy.")] = 1e-5,
+    clipping: Annotated[
+        str, typer.Option(help="fixed, quantile, online, automatic, trailing or sector, for central privacy.")
+    ] = "fixed",
+    threshold: Annotated[float, typer.Option(help="Clipping threshold, or the first one.")] = 1.0,
+    rounds: Annotated[int | None, typer.Option(help="At most so many rounds.")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round (expected, if central).")] = None,
+    local_rate: Annotated[float | None, typer.Option(help="Step size at the client.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size at the client.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over a client's rows.")] = 1,
+    server_rate: Annotated[float | None, typer.Option(help="Step size at the server.")] = None,
+    mu: Annotated[float, typer.Option(help="Proximal weight of fedprox.")] = 0.1,
+    patience: Annotated[
+        int | None, typer.Option(help="Validations without improvement before stopping; 0: never.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Validations the loss is averaged over before it is judged.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeatable noise; such models must not be released.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for metrics, guarantee, models and figures.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train one model or several among clients that keep their data, and keep account of what each reveals.
+
+    Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise 5 --clients-per-round 7 --seed 0
+    --out runs/f`
+    """
+    from sordina.cli.progress import rounds_bar
+    from sordina.federated import recipe as recipes
+    from sordina.federated import record
+    from sordina.federated.run import Seen
+
+    recipe = recipes.Recipe(
+        data, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
+        clients_per_round, local_rate, batch, epochs, server_rate, mu, patience, window, seed,
+    )  # fmt: skip
+    trace = record.Trace()
+    with rounds_bar(recipe.data, recipes.HABITS[data].rounds if rounds is None else rounds, shown=not as_json) as tick:
+
+        def observe(seen: Seen) -> None:
+            trace(seen)
+            tick(trace.lines[-1])
+
+        finished = recipes.run(recipe, observe)
+    facts = record.summary(finished) if out is None else record.write(finished, trace, out)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        if name not in ("fairness", "guarantee", "hypotheses"):
+            typer.echo(f"{name:>20}  {value:.6g}" if isinstance(value, float) else f"{name:>20}  {value}")
+    typer.echo(facts["guarantee"])
+    if out is not None:
+        typer.echo(f"Saved in {out}.")

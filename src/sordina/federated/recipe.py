@@ -1,0 +1,267 @@
+"""A named federated job as plain data, and how it becomes a run: what ``sordina federate`` was asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sordina import randomness
+from sordina.clipping.names import NAMES as CLIPPINGS
+from sordina.clipping.names import named as clipping_named
+from sordina.errors import InvalidInput
+from sordina.federated import methods
+from sordina.federated.clients.records import ClippedGradient
+from sordina.federated.clients.work import ClientWork, LocalSteps
+from sordina.federated.data import load
+from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.privacy.account import exact
+from sordina.federated.privacy.central import Central, layers_of
+from sordina.federated.privacy.local import Local, RecordNoise
+from sordina.federated.privacy.metric import Metric, radius_of
+from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.placement import BY_SAMPLES, UNIFORM, Placement
+from sordina.federated.problem import Problem
+from sordina.federated.run import Method, Result, Seen, federate
+from sordina.federated.selection import InTurn, Sampled, Selection
+from sordina.federated.stopping import Patience
+from sordina.federated.strategies.steady_pfl import spread
+from sordina.sampling import FixedSize, Poisson, Sampler
+from sordina.training.plan import make_plan
+from sordina.types import Budget, Unit, check_positive
+
+_STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
+"""The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
+PRIVACY = ("none", "metric", "central", "local", "record")
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a data set is trained with unless the caller says otherwise (000 section 2.5 where it says)."""
+
+    rounds: int
+    clients_per_round: int
+    local_rate: float
+    batch: int
+    patience: int | None = None
+    every: int = 1
+    sample: int | None = None
+    """Held-out clients looked at each time."""
+    steady_rate: float = 1.0
+    """The server's step for metric-pfl-steady: the inverse of how far local steps go towards a client's optimum."""
+    records: int | None = None
+    """A public number near the records of a client, to divide record-level sums by (UCI prints Adult's 32 561)."""
+
+
+HABITS = {
+    "synthetic": Habits(200, 7, 0.1, 10, patience=6, steady_rate=5.0),
+    "synthetic-fairness": Habits(200, 20, 0.1, 10, patience=6, steady_rate=5.0),
+    "hospital": Habits(300, 100, 0.05, 10, patience=30, sample=200),
+    "mnist-writers": Habits(500, 20, 0.1, 20, patience=5, every=5),
+    "femnist": Habits(500, 20, 0.1, 20, patience=5, every=5),
+    "adult": Habits(100, 50, 0.5, 64, records=650),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run depends on but the data. ``seed`` None means secure noise; None elsewhere means the habit."""
+
+    data: str
+    strategy: str = "metric-pfl"
+    hypotheses: int = 2
+    privacy: str | None = None
+    noise: float = 5.0
+    radius: str = "update"
+    leakage_limit: float | None = None
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    clipping: str = "fixed"
+    threshold: float = 1.0
+    rounds: int | None = None
+    clients_per_round: int | None = None
+    local_rate: float | None = None
+    batch: int | None = None
+    epochs: int = 1
+    server_rate: float | None = None
+    mu: float = 0.1
+    patience: int | None = None
+    window: int | None = None
+    seed: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the data's loader."""
+
+    def __post_init__(self) -> None:
+        if self.data not in HABITS:
+            raise InvalidInput(f"unknown federation {self.data!r}: choose one of {', '.join(HABITS)}.")
+        if self.strategy not in methods.NAMES:
+            raise InvalidInput(f"unknown strategy {self.strategy!r}: choose one of {', '.join(methods.NAMES)}.")
+        if self.placed not in PRIVACY:
+            raise InvalidInput(f"unknown privacy {self.privacy!r}: choose one of {', '.join(PRIVACY)}.")
+        if self.clipping not in CLIPPINGS:
+            raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(CLIPPINGS)}.")
+        if self.hypotheses < 1:
+            raise InvalidInput(f"at least one hypothesis, got {self.hypotheses}.")
+        if self.placed == "record" and self.strategy != "fedsgd":
+            raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
+        if self.leakage_limit is not None and self.placed != "metric":
+            raise InvalidInput("a leakage limit belongs to metric privacy: use --privacy metric.")
+
+    @property
+    def placed(self) -> str:
+        """Where privacy happens: metric for metric PFL and none for the rest, unless said."""
+        return self.privacy or ("metric" if self.strategy.startswith("metric-pfl") else "none")
+
+    @property
+    def models(self) -> int:
+        """How many models are trained."""
+        return self.hypotheses if self.strategy in methods.PERSONAL else 1
+
+    def settled(self, clients: int) -> Settled:
+        """The recipe with the data's habits filled in."""
+        habits = HABITS[self.data]
+        per_round = min(self.clients_per_round or habits.clients_per_round, clients)
+        steps = LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
+        steady = self.strategy == "metric-pfl-steady"
+        patience = self.patience if self.patience is not None else habits.patience
+        window = self.window or (_STEADY_WINDOW if steady else 1)
+        if steady and self.patience is None:
+            patience = _STEADY_PATIENCE
+        rate = self.server_rate or (habits.steady_rate if steady else 1.0)
+        return Settled(
+            self.rounds or habits.rounds,
+            per_round,
+            clients,
+            steps,
+            rate,
+            Patience(patience, window) if patience else None,
+            habits.every,
+            habits.sample,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The numbers of a run, none left open."""
+
+    rounds: int
+    per_round: int
+    clients: int
+    steps: LocalSteps
+    server_rate: float
+    patience: Patience | None
+    every: int
+    sample: int | None
+
+    @property
+    def participations(self) -> int:
+        """The most a client takes part when everybody takes turns."""
+        return math.ceil(self.rounds / (self.clients // self.per_round))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended, with what it was run on."""
+
+    recipe: Recipe
+    settled: Settled
+    problem: Problem
+    result: Result
+    releasable: bool
+
+
+def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: Problem | None = None) -> Finished:
+    """Load the data (unless a ``problem`` is given), put the parts together, and federate."""
+    rng = randomness.generator(recipe.seed)
+    if problem is None:
+        problem = Problem.of(load(recipe.data, rng, **recipe.options))
+    settled = recipe.settled(len(problem.train))
+    method, limit = assemble(recipe, settled, problem)
+    result = federate(
+        method,
+        InProcess(problem.train, limit=limit),
+        initial(recipe, problem, rng),
+        clients=settled.clients,
+        rounds=settled.rounds,
+        rng=rng,
+        validation=problem.validation(settled.sample),
+        every=settled.every,
+        patience=settled.patience,
+        observe=observe,
+    )
+    return Finished(recipe, settled, problem, result, randomness.releasable(rng))
+
+
+def initial(recipe: Recipe, problem: Problem, rng: np.random.Generator) -> Tensor:
+    """The first models; the steady server spreads those of a linear model out."""
+    models = problem.initial(recipe.models, rng)
+    if recipe.strategy == "metric-pfl-steady" and problem.federation.model == "linear":
+        return spread(recipe.models, problem.objective.size, 3.0, rng).to(models)
+    return models
+
+
+def assemble(recipe: Recipe, settled: Settled, problem: Problem) -> tuple[Method, Fraction | None]:
+    """The method and the limit each client sets for its own account."""
+    nu = recipe.noise if recipe.placed == "metric" else 0.0
+    options = methods.Options(
+        settled.steps,
+        settled.server_rate,
+        share=settled.per_round / settled.clients,
+        mu=recipe.mu,
+        nu=nu,
+        seed=recipe.seed or 0,
+    )
+    strategy, work = methods.named(recipe.strategy, problem.objective, options)
+    if recipe.placed == "record":
+        work = _clipped(recipe, problem)
+    placement, selection, limit = _place(recipe, settled, problem, strategy.needs_vectors)
+    return Method(strategy, work, placement, selection), limit
+
+
+def _clipped(recipe: Recipe, problem: Problem) -> ClientWork:
+    """Per-record clipping, divided by a public number: dividing by the true counts would tell them."""
+    records = HABITS[recipe.data].records
+    if records is None:
+        raise InvalidInput(f"record-level privacy needs a public number of records per client; {recipe.data} has none.")
+    return ClippedGradient(problem.objective, recipe.threshold, divisor=float(records))
+
+
+def _place(
+    recipe: Recipe, settled: Settled, problem: Problem, vectors: bool
+) -> tuple[Placement, Selection, Fraction | None]:
+    budget = Budget(recipe.epsilon, recipe.delta)
+    in_turn = InTurn(settled.per_round, recipe.seed or 0)
+    uniform = Sampled(FixedSize(settled.per_round, settled.clients))
+    if recipe.placed == "metric":
+        limit = None if recipe.leakage_limit is None else exact(check_positive("leakage limit", recipe.leakage_limit))
+        selection: Selection = in_turn if recipe.strategy == "metric-pfl-steady" else uniform
+        return Metric(recipe.noise, radius_of(recipe.radius)), selection, limit
+    if recipe.placed == "central":
+        sampler = _sampler(recipe, settled)
+        plan = make_plan(budget, sampler, settled.rounds, unit=Unit.USER)
+        layers = layers_of(problem.objective.names, problem.objective.lengths)
+        policy = clipping_named(recipe.clipping, None if recipe.clipping == "automatic" else recipe.threshold)
+        return Central(plan, policy, layers=layers), Sampled(sampler), None
+    if recipe.placed == "local":
+        local = Local.within(budget, recipe.threshold, settled.participations)
+        return local, in_turn, Fraction(local.participations)
+    if recipe.placed == "record":
+        record = RecordNoise.within(budget, settled.participations)
+        return record, in_turn, Fraction(record.participations)
+    return Nothing(UNIFORM if vectors else BY_SAMPLES, gather=vectors), uniform, None
+
+
+def _sampler(recipe: Recipe, settled: Settled) -> Sampler:
+    """Sector clipping lives in the bounded model; everything else under add/remove."""
+    if recipe.clipping == "sector":
+        return FixedSize(settled.per_round, settled.clients)
+    return Poisson(settled.per_round, settled.clients)

@@ -1,0 +1,134 @@
+"""What a run leaves behind: facts as plain data, and a folder with metrics, guarantee, models and figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordina.federated.recipe import Finished
+from sordina.federated.run import Seen
+
+_SMALL = 32
+"""Models of at most so many parameters are told in full."""
+
+
+@dataclass
+class Trace:
+    """An observer that keeps what the figures show; everything in it was released or is public."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    models: list[Tensor] = field(default_factory=list)
+    released: list[Tensor] = field(default_factory=list)
+    leakage: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def __call__(self, seen: Seen) -> None:
+        """Take note of a round."""
+        self.lines.append(line(seen))
+        self.leakage.append(seen.leakage)
+        if seen.models.shape[1] <= _SMALL:
+            self.models.append(seen.models.clone())
+            if seen.release is not None and seen.release.vectors is not None:
+                self.released.append(seen.release.vectors)
+
+
+def line(seen: Seen) -> dict[str, Any]:
+    """One line of metrics.jsonl. Who answered is told only where the server sees it anyway."""
+    facts: dict[str, Any] = {"round": seen.round.number + 1}
+    if seen.round.score is not None:
+        facts["validation_loss"] = seen.round.score.loss
+        if seen.round.score.accuracy is not None:
+            facts["validation_accuracy"] = seen.round.score.accuracy
+        facts["shares"] = list(seen.round.score.shares)
+    if seen.release is None or seen.release.vectors is not None:
+        facts |= {"answered": seen.round.answered, "withheld": seen.round.withheld, "rejected": seen.round.rejected}
+    if seen.leakage.any():
+        facts |= {"leakage_median": float(np.median(seen.leakage)), "leakage_max": float(seen.leakage.max())}
+    return facts
+
+
+def summary(finished: Finished) -> dict[str, Any]:
+    """The facts of ``sordina federate --json``."""
+    result, problem = finished.result, finished.problem
+    scores = [one.score for one in result.history if one.score is not None]
+    best = min(scores, key=lambda score: score.loss) if scores else None
+    facts: dict[str, Any] = {
+        "data": finished.recipe.data,
+        "source": problem.federation.source,
+        "strategy": finished.recipe.strategy,
+        "privacy": finished.recipe.placed,
+        "clients": finished.settled.clients,
+        "parameters": problem.objective.size,
+        "rounds": len(result.history),
+    }
+    if best is not None:
+        facts["validation_loss"] = best.loss
+        if best.accuracy is not None:
+            facts["validation_accuracy"] = best.accuracy
+    facts["hypotheses"] = result.best.tolist() if problem.objective.size <= _SMALL else len(result.best)
+    facts |= guarantee(finished)
+    fair = problem.fairness(result.best)
+    if fair:
+        facts["fairness"] = {name: asdict(report) for name, report in fair.items()}
+    return facts
+
+
+def guarantee(finished: Finished) -> dict[str, Any]:
+    """Epsilon and delta where they exist, leakage where clients keep accounts, and the words."""
+    statement, leakage = finished.result.statement, finished.result.leakage
+    facts: dict[str, Any] = {}
+    if statement.epsilon is not None:
+        facts |= {"epsilon": statement.epsilon, "delta": statement.delta}
+    if statement.placement == "metric" and statement.details is not None:
+        facts["leakage"] = {
+            "per_participation": statement.details["per_participation"],
+            "median": float(np.median(leakage)),
+            "max": float(leakage.max()),
+            "radius": statement.details["radius"],
+        }
+    facts |= {"guarantee": statement.words, "sound": statement.sound, "releasable": finished.releasable}
+    return facts
+
+
+def privacy_report(finished: Finished) -> dict[str, Any]:
+    """privacy.json: the guarantee in words and numbers, and what every client has leaked."""
+    statement = finished.result.statement
+    report: dict[str, Any] = {
+        "placement": statement.placement,
+        "guarantee": statement.words,
+        "sound": statement.sound,
+        "unit": str(statement.unit),
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
+        "releasable": finished.releasable,
+        "rounds": len(finished.result.history),
+        "details": statement.details or {},
+    }
+    if not finished.releasable:
+        report["note"] = "The noise came from a seed: whoever knows the seed can subtract it. Not for release."
+    if statement.placement == "metric":
+        report["radius_mode"] = "sound" if statement.sound else "heuristic"
+        report["leakage_per_client"] = finished.result.leakage.tolist()
+        report["leakage_limit"] = finished.recipe.leakage_limit
+    return report
+
+
+def write(finished: Finished, trace: Trace, folder: Path) -> dict[str, Any]:
+    """Write the run's folder, figures included; returns the summary."""
+    from sordina.federated.figures import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = summary(finished)
+    documents = {"result": facts, "recipe": finished.recipe.to_dict(), "privacy": privacy_report(finished)}
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    lines = "".join(json.dumps(one) + "\n" for one in trace.lines)
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    np.savez(folder / "models.npz", models=finished.result.best.numpy(), last=finished.result.models.numpy())
+    draw(finished, trace, facts, folder)
+    return facts
