@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -26,8 +27,7 @@ class Plan:
     accountant: str = "pld"
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or int(self.steps) != self.steps:
-            raise InvalidInput(f"a run has at least one step, got {self.steps}.")
+        check_steps(self.steps)
 
     @property
     def private(self) -> bool:
@@ -45,11 +45,22 @@ class Plan:
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The guarantee after ``steps`` steps."""
-        delta = self.budget.delta
-        epsilon = math.inf
-        if self.private:
-            epsilon = accountant(self.accountant).epsilon(self.event(steps), delta, self.adjacency)
-        return Guarantee(epsilon, delta, self.adjacency, self.unit)
+        return _guarantee(self, self.steps if steps is None else steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def _guarantee(plan: Plan, steps: int) -> Guarantee:
+    """Remembered, because the many runs of a search share one plan."""
+    delta, epsilon = plan.budget.delta, math.inf
+    if plan.private:
+        epsilon = accountant(plan.accountant).epsilon(plan.event(steps), delta, plan.adjacency)
+    return Guarantee(epsilon, delta, plan.adjacency, plan.unit)
+
+
+def check_steps(steps: int) -> None:
+    """Refuse anything but a positive whole number of steps."""
+    if steps < 1 or int(steps) != steps:
+        raise InvalidInput(f"a run has at least one step, got {steps}.")
 
 
 def make_plan(
@@ -70,6 +81,7 @@ def make_plan(
     >>> 2.97 <= plan.guarantee().epsilon <= 3
     True
     """
+    check_steps(steps)
     if math.isinf(budget.epsilon):
         return Plan(sampler, steps, budget, 0.0, unit, accountant)
     if noise_multiplier is None:

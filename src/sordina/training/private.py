@@ -9,7 +9,6 @@ print(private.epsilon)
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,7 +83,7 @@ class Private:
     @property
     def guarantee(self) -> Guarantee:
         """The claim for what was spent so far."""
-        return _guarantee(self.plan, self.steps_taken)
+        return self.plan.guarantee(self.steps_taken)
 
     @property
     def releasable(self) -> bool:
@@ -186,12 +185,6 @@ class Private:
                 group["lr"] = self.rule.learning_rate(self.rate_state, base, noise)
             if "noise" in group:
                 group["noise"] = noise
-
-
-@functools.lru_cache(maxsize=4096)
-def _guarantee(plan: Plan, steps: int) -> Guarantee:
-    """Remembered, because the many runs of a search share one plan."""
-    return plan.guarantee(steps)
 
 
 def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:

@@ -47,7 +47,7 @@ class Trainer:
     ``lr`` the learning rate is found during training (`AutomaticRate`), at no cost in privacy.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
-    the run early, at the price of the whole.
+    the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     """
 
@@ -77,6 +77,7 @@ class Trainer:
     progress: bool = False
     tensorboard: bool = True
     validate_every: int | None = None
+    track_epsilon: bool = True
 
     def fit(self, data: Any, validation: Any = None, *, resume: bool = False) -> Run:
         """Train on ``data`` until the planned steps are taken; scores ``validation`` once an epoch."""
@@ -153,7 +154,7 @@ class Trainer:
 
     def entry(self, private: Private, seconds: float) -> dict[str, Any]:
         """What a watcher is told of the step just taken."""
-        epsilon = private.epsilon
+        epsilon = private.epsilon if self.track_epsilon else math.inf
         return {
             "step": private.steps_taken,
             "steps": private.plan.steps,
