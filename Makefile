@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS ?= dev,federated,llm
+CONSTRAINTS ?= constraints.txt
 
 .PHONY: demo test check bench clean
 .DELETE_ON_ERROR:
@@ -10,11 +11,10 @@ EXTRAS ?= dev,federated,llm
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[$(subst +,$(comma),$*)]"
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(subst +,$(comma),$*)]"
 	@touch $@
 comma := ,
-empty :=
 plus  := +
 DEV   := $(VENV)/.ready-$(subst $(comma),$(plus),$(EXTRAS))
 
