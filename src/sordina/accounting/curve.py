@@ -39,6 +39,10 @@ class Curve:
         deltas = -math.expm1(-step) * sums
         return cls(losses, np.minimum(deltas * slack + lost, 1.0), shift)
 
+    def starts_late(self, delta: float) -> bool:
+        """Whether the epsilon at ``delta`` lies before the first grid point."""
+        return bool(self.deltas[0] <= delta and self.losses[0] > 0)
+
     def epsilon(self, delta: float) -> float:
         """The least epsilon >= 0 with at most ``delta``."""
         if self.deltas[-1] > delta:

@@ -20,7 +20,10 @@ _LARGEST = 700.0
 
 
 class Loss(Protocol):
-    """The loss of one mechanism between neighbours, before any sampling."""
+    """The loss of one mechanism between neighbours, before any sampling.
+
+    A loss that is to be sampled is symmetric: under Q it is distributed as its negative under P.
+    """
 
     def tails(self, thresholds: Array) -> tuple[Array, Array]:
         """``P[L > t]`` and ``Q[L > t]``; everything at ``t = -inf``, nothing at ``t = inf``."""

@@ -30,6 +30,9 @@ from sordina.errors import InvalidInput, Unsupported
 
 Bag = dict[Event, int]
 
+_NONE = 1e-100
+"""Multipliers below count as no noise at all: their losses are beyond what floating point can square."""
+
 
 def check_queried(epsilon: float) -> None:
     """Refuse to ask for the delta of anything but an epsilon >= 0."""
@@ -65,7 +68,7 @@ def exposed(bag: Bag) -> bool:
 
 def _exposed(event: Event) -> bool:
     if isinstance(event, Gaussian | Laplace):
-        return event.noise_multiplier == 0
+        return event.noise_multiplier < _NONE
     if isinstance(event, PureDP):
         return math.isinf(event.epsilon)
     if isinstance(event, ApproximateDP):

@@ -111,8 +111,8 @@ class Removed:
     rate: float
 
     def span(self, tail: float) -> tuple[float, float]:
-        """The span of the loss, sampled."""
-        low, high = self.loss.span(tail)
+        """The span of the loss, sampled; without the unit the loss is the mirror image of that with it."""
+        low, high = -self.loss.span(LEFT)[1], self.loss.span(tail)[1]
         return _sampled(low, self.rate), _sampled(high, self.rate)
 
     def cut(self, thresholds: Array) -> Cut:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sordina.accounting.accountants import Accountant, accountant
-from sordina.accounting.convolve import compose
+from sordina.accounting.convolve import TooFine, compose
 from sordina.accounting.curve import Curve
 from sordina.accounting.dominating import Direction, dominating, largest_loss
 from sordina.accounting.events import Event, Gaussian, RandomStopping, ZeroConcentrated
@@ -29,6 +29,9 @@ _NEGLIGIBLE = 1e-8
 """Part of delta that may be spent on losses beyond the grid."""
 _POINTS = 1 << 21
 """Grid points of one mechanism, and of their sum, that a first grid does not pass: it is coarser instead."""
+
+Judge = Callable[[Direction, float], float]
+"""From a direction and a step of the grid to an upper bound."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,12 @@ class PLD:
             return ceiling
 
         def judge(direction: Direction, step: float) -> float:
-            return _curve(direction, step, _NEGLIGIBLE * delta, log_delta=math.log(delta)).epsilon(delta)
+            log_delta = math.log(delta)
+            curve = _curve(direction, step, _NEGLIGIBLE * delta, log_delta=log_delta)
+            while curve.starts_late(delta) and log_delta < -1e-3:
+                log_delta /= 2
+                curve = _curve(direction, step, _NEGLIGIBLE * delta, log_delta=log_delta)
+            return curve.epsilon(delta)
 
         return min(ceiling, self._largest(directions, judge))
 
@@ -89,7 +97,7 @@ class PLD:
 
         return self._largest(dominating(bag, adjacency), judge)
 
-    def _largest(self, directions: tuple[Direction, ...], judge: Callable[[Direction, float], float]) -> float:
+    def _largest(self, directions: tuple[Direction, ...], judge: Judge) -> float:
         """The largest answer, refining only a direction whose coarse answer is not already below a refined one."""
         steps = {direction: _first_step(direction) for direction in directions}
         answers = {direction: judge(direction, step) for direction, step in steps.items()}
@@ -99,9 +107,7 @@ class PLD:
                 largest = max(largest, self._refined(direction, steps[direction], answers[direction], judge))
         return largest
 
-    def _refined(
-        self, direction: Direction, step: float, answer: float, judge: Callable[[Direction, float], float]
-    ) -> float:
+    def _refined(self, direction: Direction, step: float, answer: float, judge: Judge) -> float:
         for _ in range(_REFINEMENTS if math.isfinite(self.tolerance) else 0):
             step /= 2
             finer = judge(direction, step)
@@ -150,7 +156,10 @@ def _first_step(direction: Direction) -> float:
 def _curve(
     direction: Direction, step: float, tail: float, log_delta: float | None = None, epsilon: float | None = None
 ) -> Curve:
-    """The composed curve on a grid of ``step``, at most ``tail`` of delta spent on losses beyond it."""
+    """The composed curve on a grid of ``step``, or coarser, with at most ``tail`` of delta spent on losses beyond it."""
     count = sum(term.count for term in direction)
     parts = [(discretise(term.pair, step, tail / count, term.mirrored), term.count) for term in direction]
-    return compose(parts, log_delta, epsilon)
+    try:
+        return compose(parts, log_delta, epsilon)
+    except TooFine:
+        return _curve(direction, 2 * step, tail, log_delta, epsilon)
