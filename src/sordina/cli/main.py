@@ -9,7 +9,7 @@ import click
 import typer
 
 from sordina import __version__
-from sordina.cli import account, federate, ledger, train
+from sordina.cli import account, compare, demo, federate, ledger, report, train
 from sordina.errors import SordinaError
 
 app = typer.Typer(
@@ -23,6 +23,9 @@ app = typer.Typer(
 app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
 app.command()(train.train)
+app.command()(report.report)
+app.command()(compare.compare)
+app.command()(demo.demo)
 app.command()(federate.federate)
 
 

@@ -1,0 +1,39 @@
+"""`sordina compare`: several runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs.", metavar="RUN...")],
+    out: Annotated[Path | None, typer.Option(help="Also write a page with the charts laid over each other.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+) -> None:
+    """Put runs side by side.
+
+    Example: `sordina compare runs/fixed runs/online --out compare.html`
+    """
+    from sordina.reports import compare, reading, writing
+
+    facts = reading.report(runs, title="Runs side by side")
+    page = writing.write(facts, out, compare.ORDER) if out else None
+    rows = compare.rows(facts.runs)
+    if as_json:
+        names = [run.name for run in facts.runs]
+        table = {name: dict(zip(names, values, strict=True)) for name, *values in rows}
+        typer.echo(json.dumps({"runs": names, "facts": table, "report": str(page) if page else None}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table("", *(run.name for run in facts.runs))
+    for row in rows:
+        shown.add_row(*row)
+    Console().print(shown)
+    if page:
+        typer.echo(f"Report: {page}")

@@ -1,0 +1,33 @@
+"""`sordina demo`: the whole house in a few minutes, on data that needs no download."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="New folder for everything the demo makes.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller demo: fewer steps, weaker attacks.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON, and no progress.")] = False,
+) -> None:
+    """Train with and without privacy, federate, attack, keep the books, and write one report.
+
+    Example: `sordina demo --out demo --open`
+    """
+    from rich.console import Console
+
+    from sordina.reports import demo
+
+    console = Console(stderr=True, quiet=as_json)
+    outcome = demo.run(out or demo.fresh_folder(), size=demo.QUICK if quick else demo.FULL, console=console)
+    if as_json:
+        typer.echo(json.dumps(outcome.to_dict()))
+    else:
+        typer.echo(f"Report: {outcome.page}")
+    if open_it:
+        typer.launch(outcome.page.resolve().as_uri())

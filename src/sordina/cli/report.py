@@ -1,0 +1,35 @@
+"""`sordina report`: one self-contained page from any runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that train, federate or audit wrote.", metavar="RUN...")],
+    out: Annotated[
+        Path | None, typer.Option(help="Page or folder to write; the first run's folder if left out.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Headline of the page.")] = None,
+    ledger: Annotated[str | None, typer.Option(help="Ledger file or URL to show the budgets of.")] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+) -> None:
+    """Write one HTML page, and its facts as JSON beside it, from one or more runs.
+
+    Example: `sordina report runs/digits --open`
+    """
+    from sordina.reports import reading, writing
+
+    facts = reading.report(runs, title=title, ledger=ledger)
+    page = writing.write(facts, out or runs[0])
+    if as_json:
+        typer.echo(json.dumps({"report": str(page), **facts.to_dict()}))
+    else:
+        typer.echo(f"Report: {page}")
+    if open_it:
+        typer.launch(page.resolve().as_uri())

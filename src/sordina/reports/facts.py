@@ -1,0 +1,205 @@
+"""The facts a report is made of: plain frozen data, read from run folders, with no word on how they will look."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sordina.errors import InvalidInput
+
+Image = tuple[tuple[float, ...], ...]
+"""Rows of grey values in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a run claims. ``private`` is None where nothing is on file, as for an unfinished run."""
+
+    private: bool | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str = "record"
+    adjacency: str = "add-remove"
+    trust: str = "central"
+    sound: bool = True
+    """Whether the claim is proven, not a heuristic."""
+    accountant: str | None = None
+    noise_multiplier: float | None = None
+    releasable: bool | None = None
+    statement: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One reported step (or round) of a run."""
+
+    step: int
+    epsilon: float | None = None
+    threshold: float | None = None
+    learning_rate: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measured number and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A membership attack: how well it did, and the epsilon it proves to be exceeded."""
+
+    name: str
+    members: int
+    non_members: int
+    measured: float
+    """Lower bound on epsilon; infinite if everything was told apart."""
+    delta: float
+    confidence: float
+    method: str = ""
+    assumes: str = ""
+    verdict: str = ""
+    refuted: bool = False
+    auc: Interval | None = None
+    tpr_at: tuple[tuple[float, Interval], ...] = ()
+    fpr: tuple[float, ...] = ()
+    tpr: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """An image, and what an attacker made of the update it caused."""
+
+    attack: str
+    defence: str
+    original: Image
+    result: Image
+    psnr: float | None = None
+    ssim: float | None = None
+    mse: float | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """How one group of people fares; a rate is None where nobody it speaks of exists."""
+
+    name: str
+    count: int
+    accuracy: float | None
+    selection_rate: float | None
+    true_positive_rate: float | None
+    false_positive_rate: float | None
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """The groups and the differences between them."""
+
+    groups: tuple[Group, ...]
+    demographic_parity_difference: float | None = None
+    equalized_odds_difference: float | None = None
+    equal_opportunity_difference: float | None = None
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    name: str
+    kind: str
+    """``train``, ``federate`` or ``audit``."""
+    claim: Claim = Claim()
+    dataset: str | None = None
+    model: str | None = None
+    population: int | None = None
+    finished: bool = True
+    steps: int | None = None
+    clipping: str | None = None
+    history: tuple[Moment, ...] = ()
+    attacks: tuple[Attack, ...] = ()
+    reconstructions: tuple[Reconstruction, ...] = ()
+    leakage: tuple[float, ...] = ()
+    """What each client leaked, by its own account."""
+    leakage_limit: float | None = None
+    fairness: Fairness | None = None
+    caveats: tuple[str, ...] = ()
+    command: str | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def private(self) -> bool:
+        """Whether it claims any privacy."""
+        return bool(self.claim.private)
+
+    def last(self, fact: str) -> float | None:
+        """The last known value of a `Moment`'s field."""
+        values = (getattr(moment, fact) for moment in reversed(self.history))
+        return next((value for value in values if value is not None), None)
+
+    @property
+    def measured(self) -> Attack | None:
+        """The attack with the largest bound."""
+        return max(self.attacks, key=lambda attack: attack.measured, default=None)
+
+
+@dataclass(frozen=True)
+class Booking:
+    """One spend in a ledger, priced by itself."""
+
+    what: str
+    who: str
+    time: str
+    status: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """A data set's budget and all that was booked on it."""
+
+    dataset: str
+    budget: float
+    delta: float
+    unit: str
+    adjacency: str
+    spent: float
+    bookings: tuple[Booking, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a page is made from."""
+
+    title: str
+    created: str
+    runs: tuple[Run, ...]
+    accounts: tuple[Account, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """Runs that the budget did not allow, in the words of the refusal."""
+    commands: tuple[str, ...] = field(default=())
+    """How the report itself came about."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise InvalidInput("a report needs at least one run folder.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; an infinite number becomes the string "inf"."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return value

@@ -1,0 +1,208 @@
+"""Read the facts of a run from its folder: whatever is there is used, and a folder that is no run is refused.
+
+=======================  =============================================================================
+file                     what it gives
+=======================  =============================================================================
+``privacy.json``         the claim, its caveats, the versions (a finished run has it)
+``metrics.jsonl``        the history: epsilon, threshold, validation scores, step by step
+``recipe.json``          how the run was asked for, hence its command (``about.json`` where no command can)
+``result.json``          a federation's clients and fairness
+``audit.json``           membership attacks on the run's model
+``inversion.json``       images reconstructed from updates
+``fairness.json``        how groups fare
+=======================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from sordina.accounting.ledger import Ledger
+from sordina.errors import InvalidInput
+from sordina.reports.attacked import attacks, fairness, reconstructions
+from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run
+
+_MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json")
+_METRIC = (
+    "Metric privacy hides an update among those within its radius; how much two clients that differ more can be told "
+    "apart grows with their distance.",
+    "Held-out clients validate the models, and their losses are read without noise.",
+)
+_UNFINISHED = "The run did not finish: no guarantee is on file. What it had reserved counts as spent."
+
+
+def report(folders: Sequence[str | Path], *, title: str | None = None, ledger: str | Path | None = None) -> Report:
+    """The facts of all ``folders``, and of a ``ledger`` if one is named."""
+    runs = distinct([run(folder) for folder in folders])
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    words = " ".join(shlex.quote(str(folder)) for folder in folders)
+    command = f"sordina report {words}" + (f" --ledger {shlex.quote(str(ledger))}" if ledger else "")
+    return Report(
+        title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+        now, runs, accounts(ledger) if ledger else (), commands=(command,),
+    )  # fmt: skip
+
+
+def distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """The runs with names that differ: a second one of a name gets a number."""
+    seen: dict[str, int] = {}
+    named = []
+    for one in runs:
+        seen[one.name] = seen.get(one.name, 0) + 1
+        named.append(one if seen[one.name] == 1 else replace(one, name=f"{one.name} ({seen[one.name]})"))
+    return tuple(named)
+
+
+def run(folder: str | Path) -> Run:
+    """The facts of one folder."""
+    folder = Path(folder)
+    if not any((folder / mark).is_file() for mark in _MARKS):
+        raise InvalidInput(
+            f"{folder} is not a run: none of {', '.join(_MARKS)} is there. Give a folder that `sordina train`, "
+            "`federate` or `audit` wrote with --out."
+        )
+    privacy, result = _object(folder / "privacy.json"), _object(folder / "result.json")
+    recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
+    history = _history(folder / "metrics.jsonl")
+    audited = _object(folder / "audit.json")
+    kind = _kind(privacy, recipe, history)
+    finished = bool(privacy) or kind == "audit"
+    return Run(
+        name=folder.resolve().name,
+        kind=kind,
+        claim=_claim(privacy),
+        dataset=recipe.get("dataset") or recipe.get("data"),
+        model=recipe.get("strategy") or recipe.get("model"),
+        population=result.get("clients") or recipe.get("population") or privacy.get("sampler", {}).get("population"),
+        finished=finished,
+        steps=privacy.get("steps") or privacy.get("rounds") or (history[-1].step if history else None),
+        clipping=privacy.get("clipping"),
+        history=history,
+        attacks=attacks(audited),
+        reconstructions=reconstructions(_object(folder / "inversion.json") or audited),
+        leakage=_leakage(privacy),
+        leakage_limit=_number(privacy.get("leakage_limit")),
+        fairness=fairness(_object(folder / "fairness.json") or next(iter(result.get("fairness", {}).values()), {})),
+        caveats=_caveats(privacy) if finished else (_UNFINISHED,),
+        command=_command(kind, recipe),
+        versions=tuple(privacy.get("versions", audited.get("versions", {})).items()),
+    )
+
+
+def accounts(where: str | Path) -> tuple[Account, ...]:
+    """Every data set of a ledger, its spends priced one by one and together."""
+    return tuple(
+        Account(
+            dataset=one.dataset.name,
+            budget=one.dataset.budget.epsilon,
+            delta=one.dataset.budget.delta,
+            unit=str(one.dataset.unit),
+            adjacency=str(one.dataset.adjacency),
+            spent=one.spent,
+            bookings=tuple(
+                Booking(spend.what, spend.who, spend.time, str(spend.status), one.dataset.epsilon(spend.event))
+                for spend in one.spends
+            ),
+        )
+        for one in Ledger(where).statements()
+    )
+
+
+def _kind(privacy: dict[str, Any], recipe: dict[str, Any], history: tuple[Moment, ...]) -> str:
+    if "placement" in privacy or "strategy" in recipe:
+        return "federate"
+    return "train" if privacy or recipe or history else "audit"
+
+
+def _claim(privacy: dict[str, Any]) -> Claim:
+    if not privacy:
+        return Claim()
+    epsilon = _number(privacy.get("epsilon"))
+    trust = str(privacy.get("model") or privacy.get("placement") or "central")
+    return Claim(
+        private=bool(privacy.get("private", trust != "none" and (epsilon is not None or trust == "metric"))),
+        epsilon=epsilon,
+        delta=_number(privacy.get("delta")),
+        unit=str(privacy.get("unit", "record")),
+        adjacency=str(privacy.get("adjacency", "add-remove")),
+        trust=trust,
+        sound=bool(privacy.get("sound", True)),
+        accountant=privacy.get("accountant"),
+        noise_multiplier=_number(privacy.get("noise_multiplier")),
+        releasable=privacy.get("releasable"),
+        statement=str(privacy.get("statement") or privacy.get("guarantee") or ""),
+    )
+
+
+def _history(path: Path) -> tuple[Moment, ...]:
+    if not path.is_file():
+        return ()
+    moments: dict[int, Moment] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            moment = _moment(json.loads(line))
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise InvalidInput(f"{path}, line {number}: not a line of metrics ({error}).") from error
+        moments[moment.step] = moment
+    return tuple(moments[step] for step in sorted(moments))
+
+
+def _moment(entry: dict[str, Any]) -> Moment:
+    scores = entry.get("validation", {})
+    return Moment(
+        step=int(entry["step"] if "step" in entry else entry["round"]),
+        epsilon=_number(entry.get("epsilon")),
+        threshold=_number(entry.get("threshold")),
+        learning_rate=_number(entry.get("learning_rate")),
+        loss=_number(scores.get("loss", entry.get("validation_loss"))),
+        accuracy=_number(scores.get("accuracy", entry.get("validation_accuracy"))),
+    )
+
+
+def _leakage(privacy: dict[str, Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in privacy.get("leakage_per_client", ()))
+
+
+def _caveats(privacy: dict[str, Any]) -> tuple[str, ...]:
+    """The run's own, and for metric privacy what its figure leaves open."""
+    own = tuple(str(caveat) for caveat in privacy.get("caveats", ()))
+    return own + _METRIC if privacy.get("placement") == "metric" else own
+
+
+def _command(kind: str, recipe: dict[str, Any]) -> str | None:
+    """The command that asks for ``recipe`` again: its options are the recipe's fields. None if no command can."""
+    subject = "data" if kind == "federate" else "dataset"
+    if subject not in recipe or "population" in recipe or recipe.get("options"):
+        return None
+    words = ["sordina", kind, str(recipe[subject])]
+    for name, value in recipe.items():
+        if name not in (subject, "options") and value is not None:
+            words += [f"--{name.replace('_', '-')}", f"{value}"]
+    return shlex.join(words)
+
+
+def _number(value: Any) -> float | None:
+    if value is None or isinstance(value, bool):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not JSON: {error}. Was the run interrupted while it wrote?") from error
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{path} holds no JSON object, so it was not written by Sordina.")
+    return value

@@ -1,0 +1,106 @@
+"""The answer in plain words: what was trained, on whom, and what an attacker can at most learn about one of them."""
+
+from __future__ import annotations
+
+import math
+
+from sordina.reports.facts import Run
+from sordina.reports.odds import best_guess, most_found, odds_factor, percent_up, rounded_up
+
+NOT_PRIVATE = "NOT PRIVATE"
+_WHO = {"record": "record", "user": "person", "group": "group of people"}
+
+
+def subject(run: Run) -> str:
+    """What was trained, and on whom."""
+    what = {"train": "A model", "federate": "A federation of clients", "audit": "An audited model"}[run.kind]
+    model = f" ({run.model})" if run.model else ""
+    whom = f" on the data set “{run.dataset}”" if run.dataset else ""
+    noun = "clients" if run.kind == "federate" else f"{_WHO.get(run.claim.unit, 'record')}s"
+    many = f", {run.population:,} {noun}" if run.population else ""
+    return f"{what}{model}, {'attacked' if run.kind == 'audit' else 'trained'}{whom}{many}."
+
+
+def badge(run: Run) -> tuple[str, str]:
+    """A word or two on the guarantee, and how to colour it: good, care or bad."""
+    claim = run.claim
+    if claim.private is None:
+        return ("NO GUARANTEE ON FILE", "bad")
+    if not claim.private:
+        return (NOT_PRIVATE, "bad")
+    if not claim.sound:
+        return ("HEURISTIC, NOT PROVEN", "bad")
+    if claim.releasable is False:
+        return ("SEEDED: DO NOT RELEASE", "bad")
+    return ("PRIVATE", "good" if (claim.epsilon or leaked(run) or 0) <= 10 else "care")
+
+
+def answer(run: Run) -> list[str]:
+    """Sentences that a reader without mathematics can act on; every "at most" is rounded up."""
+    claim = run.claim
+    if claim.private is None:
+        return ["Nothing is on file that limits what an attacker may learn."]
+    if not claim.private:
+        return [
+            "No noise was added, so there is no limit to what this model may tell about the people it was trained on. "
+            "Treat it like the data themselves."
+        ]
+    sentences = _metric(run) if claim.trust == "metric" else _odds(run)
+    if not claim.sound:
+        sentences.insert(0, "The noise follows a secret quantity, so the figure below is the method's, not a proof.")
+    if claim.releasable is False:
+        sentences.insert(
+            0,
+            "The noise came from a seed, and whoever knows the seed can take it off again: this run is for "
+            "reproduction only. Do not release the model. What follows would hold if the noise were secret.",
+        )
+    return sentences
+
+
+def _odds(run: Run) -> list[str]:
+    claim = run.claim
+    if claim.epsilon is None:
+        return [claim.statement]
+    epsilon, delta = claim.epsilon, claim.delta or 0.0
+    who = _WHO.get(claim.unit, claim.unit)
+    bet = (
+        f"whether one particular {who} was among the training data"
+        if claim.adjacency == "add-remove"
+        else f"which of two candidates for one {who}'s place was in the training data"
+    )
+    save = f", but for a chance of {rounded_up(delta)}" if delta else ""
+    return [
+        f"Suppose an attacker sees the model, knows everything else, and finds both answers equally likely to {bet}. "
+        f"He guesses right at most {percent_up(best_guess(epsilon, delta))} of the time, where a coin has 50 %.",
+        f"His odds grow at most {rounded_up(odds_factor(epsilon))}-fold (ε = {rounded_up(epsilon)}){save}.",
+        f"If he wrongly accuses 1 % of those who were not in, he finds at most "
+        f"{percent_up(most_found(epsilon, delta, 0.01))} of those who were.",
+    ]
+
+
+def _metric(run: Run) -> list[str]:
+    most = leaked(run)
+    said = [claim for claim in (run.claim.statement,) if claim]
+    if most is None:
+        return said
+    grown = f"{rounded_up(odds_factor(most))}-fold" if most else "1-fold"
+    limit = f"grow at most {grown}" if run.claim.sound else f"would grow {grown}, if the figure were a bound"
+    return [
+        *said,
+        f"The client who took part most often leaked {rounded_up(most) if most else 0}: seeing all its messages, an "
+        f"attacker's odds between two updates within the radius {limit}.",
+    ]
+
+
+def leaked(run: Run) -> float | None:
+    """The most that one client leaked."""
+    return max(run.leakage, default=None) if run.leakage else None
+
+
+def odds_short(run: Run) -> str:
+    """For a table: the odds' growth, or why there is none."""
+    epsilon = run.claim.epsilon if run.claim.trust != "metric" else leaked(run)
+    if not run.private or epsilon is None or not epsilon:
+        return "no limit" if not run.private else "—"
+    factor = odds_factor(epsilon)
+    return f"× {rounded_up(factor)}" if math.isfinite(factor) and factor < 1e6 else "× more than a million"
