@@ -12,14 +12,15 @@ from sordina.errors import SordinaError
 from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
 
 if TYPE_CHECKING:
-    from sordina import accounting, clipping, mechanisms, sampling
+    from sordina import accounting, clipping, mechanisms, sampling, tuning
     from sordina.accounting.ledger import Ledger
     from sordina.gradients import check, fix
     from sordina.training import Run, Trainer, make_private
+    from sordina.tuning import Search
 
 __version__ = "0.1.0"
 
-_ROOMS = ("accounting", "clipping", "mechanisms", "sampling")
+_ROOMS = ("accounting", "clipping", "mechanisms", "sampling", "tuning")
 _NAMES: dict[str, str] = {
     "Trainer": "sordina.training",
     "make_private": "sordina.training",
@@ -27,6 +28,7 @@ _NAMES: dict[str, str] = {
     "fix": "sordina.gradients",
     "check": "sordina.gradients",
     "Ledger": "sordina.accounting.ledger",
+    "Search": "sordina.tuning",
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Guarantee",
     "Ledger",
     "Run",
+    "Search",
     "SordinaError",
     "Trainer",
     "Trust",
@@ -46,6 +49,7 @@ __all__ = [
     "make_private",
     "mechanisms",
     "sampling",
+    "tuning",
 ]
 
 

@@ -9,7 +9,7 @@ import click
 import typer
 
 from sordina import __version__
-from sordina.cli import account, compare, demo, federate, ledger, report, train
+from sordina.cli import account, compare, demo, federate, ledger, report, train, tune
 from sordina.errors import SordinaError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(train.train)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(demo.demo)
+app.command()(tune.tune)
 app.command()(federate.federate)
 
 

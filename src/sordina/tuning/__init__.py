@@ -1,1 +1,24 @@
-"""To come."""
+"""Tuning: try many configurations under one budget. See `search` for how to use it and `selection` for who pays."""
+
+from sordina.accounting.search import METHODS
+from sordina.tuning.outcome import Outcome
+from sordina.tuning.scheme import Scheme, make_scheme
+from sordina.tuning.search import Search
+from sordina.tuning.selection import Selection
+from sordina.tuning.space import Between, Grid, Random, log_spaced
+from sordina.tuning.strategies import STRATEGIES, Strategy
+
+__all__ = [
+    "METHODS",
+    "STRATEGIES",
+    "Between",
+    "Grid",
+    "Outcome",
+    "Random",
+    "Scheme",
+    "Search",
+    "Selection",
+    "Strategy",
+    "log_spaced",
+    "make_scheme",
+]

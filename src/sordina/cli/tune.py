@@ -1,0 +1,95 @@
+"""`sordina tune`: search for good settings under one budget for the whole search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sordina.tuning.compare import Comparison
+
+
+def tune(
+    dataset: Annotated[str, typer.Argument(help="digits, adult, mnist, fashion-mnist or ag-news.")],
+    strategy: Annotated[
+        list[str],
+        typer.Option(
+            help="online, fixed-threshold, fixed-quantile, adam-wosm, online-as-in-thesis, automatic; repeat."
+        ),
+    ] = ["online"],  # noqa: B006 - Typer's way to say a default list
+    epsilon: Annotated[list[float], typer.Option(help="Budget of each whole search; repeat to compare.")] = [3.0],  # noqa: B006
+    delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
+    granularity: Annotated[int, typer.Option(help="Values per range of the grid, k of the thesis.")] = 5,
+    runs: Annotated[int | None, typer.Option(help="Random search with this many runs instead of the grid.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per configuration; each is paid for.")] = 1,
+    selection: Annotated[str, typer.Option(help="private, public or thesis-test-set.")] = "private",
+    method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None,
+    hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1,
+    model: Annotated[str | None, typer.Option(help="Model by name; the data set's own if left out.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
+    epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
+    rows: Annotated[int | None, typer.Option(help="Train on the first so many rows only, to try things out.")] = None,
+    validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None,
+    patience: Annotated[int | None, typer.Option(help="End runs after so many validations without gain.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeatable noise; the model must not be released.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for models, results and the plot.")] = Path("runs/tune"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the searches in --out.")] = False,
+    ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
+    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Search for good settings; epsilon is spent by the whole search, the choice of the best included.
+
+    Example: `sordina tune mnist --strategy online --granularity 5 --epsilon 3 --seeds 1 --out runs/tune`
+    """
+    from sordina.accounting.ledger import Ledger
+    from sordina.tuning.compare import Plan, compare
+    from sordina.tuning.live import live_table
+    from sordina.tuning.selection import Selection
+    from sordina.tuning.task import Named
+    from sordina.tuning.workers import cores
+
+    chosen = Selection(selection)
+    task = Named(
+        dataset, model, batch_size, epochs, 0.0 if chosen.exact else hold_out, 0 if seed is None else seed, rows
+    )
+    plan = Plan(
+        task, strategy or ["online"], epsilon or [3.0], delta, granularity, runs, chosen, method, seeds, seed,
+        validate_every, patience, workers or cores(),
+    )  # fmt: skip
+    found = compare(
+        plan, out, resume=resume, ledger=Ledger(ledger) if ledger and dataset_budget else None,
+        dataset_budget=dataset_budget, watch=None if as_json else live_table,
+    )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(found.facts()))
+    else:
+        _show(found, out)
+
+
+def _show(found: Comparison, out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=found.selection.label, title_justify="left", caption_justify="left")
+    for column in ("strategy", "epsilon", "configuration", "utility", "noise", "method", "runs"):
+        table.add_column(column)
+    for entry in found.entries:
+        outcome = entry.outcome
+        values = " ".join(f"{name}={value:.4g}" for name, value in outcome.configuration.items()) or "nothing to tune"
+        utility = f"{entry.metric} {entry.utility:.4f}" + (f" ({outcome.spread:.4f})" if outcome.spread else "")
+        table.add_row(
+            entry.strategy, f"{outcome.guarantee.epsilon:.4g}", values, utility,
+            f"{outcome.scheme.noise_multiplier:.4g}", outcome.scheme.method, str(outcome.candidates),
+        )  # fmt: skip
+    Console().print(table)
+    for entry in found.entries:
+        typer.echo(f"{entry.strategy}: {entry.outcome.scheme.reason}")
+        typer.echo(f"{entry.strategy}: {entry.outcome.statement()}")
+    if len(found.entries) > 1 and found.together is not None:
+        typer.echo(f"All searches together cost epsilon {found.together:.4g}.")
+    typer.echo(f"Saved in {out}.")

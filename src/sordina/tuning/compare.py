@@ -1,0 +1,145 @@
+"""Several searches on one data set, strategy against strategy and budget against budget.
+
+Each search has a budget of its own. Looking at all of them costs what all of them cost: `Comparison.together` says it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sordina.accounting import Account
+from sordina.accounting.ledger import Ledger
+from sordina.training import evaluate
+from sordina.training.checkpoint import atomically
+from sordina.tuning.decision import PLAN
+from sordina.tuning.outcome import Outcome
+from sordina.tuning.search import Search, Watch
+from sordina.tuning.selection import Kind, Selection
+from sordina.tuning.space import Grid, Space, spanning
+from sordina.tuning.strategies import named
+from sordina.tuning.task import Named
+from sordina.types import Budget
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One search of a comparison and how well its model does."""
+
+    strategy: str
+    epsilon: float
+    outcome: Outcome
+    metric: str
+    utility: float
+    """The exact score the choice was made by, or under private selection the test score of the chosen model."""
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        private = math.isfinite(self.epsilon)
+        head = {"strategy": self.strategy, "asked_epsilon": self.epsilon if private else None}
+        return head | {"utility": self.utility, "utility_metric": self.metric} | self.outcome.facts()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Searches side by side."""
+
+    task: Named
+    selection: Selection
+    entries: tuple[Entry, ...]
+
+    @property
+    def together(self) -> float | None:
+        """The epsilon of all searches as one, at their delta; None where the selection is not paid for anyway."""
+        outcomes = [entry.outcome for entry in self.entries]
+        if self.selection.kind is Kind.TEST_SET or any(math.isinf(entry.epsilon) for entry in self.entries):
+            return None
+        account = Account(outcomes[0].scheme.accountant, outcomes[0].scheme.adjacency)
+        for outcome in outcomes:
+            for event in outcome.events():
+                account.record(event)
+        return account.epsilon(outcomes[0].scheme.budget.delta)
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "task": asdict(self.task),
+            "data": self.task.data().source,
+            "selection": {"kind": str(self.selection.kind), "label": self.selection.label},
+            "epsilon_of_all_searches": self.together,
+            "searches": [entry.facts() for entry in self.entries],
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write ``results.json`` and ``utility.png``."""
+        from sordina.tuning.plot import plot_utility
+
+        text = json.dumps(self.facts(), indent=2) + "\n"
+        atomically(folder / "results.json", lambda path: path.write_text(text))
+        plot_utility(self.facts(), folder / "utility.png")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare, and how."""
+
+    task: Named
+    strategies: Sequence[str]
+    epsilons: Sequence[float]
+    delta: float = 1e-5
+    granularity: int = 5
+    runs: int | None = None
+    """Random search with this many runs over the ranges of the grid; the grid itself if left out."""
+    selection: Selection = field(default_factory=Selection)
+    method: str | None = None
+    seeds: int = 1
+    seed: int | None = None
+    validate_every: int | None = None
+    patience: int | None = None
+    workers: int = 1
+
+    def space(self, strategy: str) -> Space:
+        """Where the configurations of ``strategy`` come from."""
+        grid: Grid = named(strategy).grid(self.granularity)
+        return grid if self.runs is None or not grid.axes else spanning(grid.axes, self.runs)
+
+
+def compare(
+    plan: Plan,
+    folder: Path,
+    *,
+    resume: bool = False,
+    ledger: Ledger | None = None,
+    dataset_budget: str | None = None,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Do all searches of ``plan``, each in a folder of its own below ``folder``."""
+    entries = []
+    train, _ = plan.task.source()
+    for strategy in plan.strategies:
+        for epsilon in plan.epsilons:
+            place = folder / f"{strategy}-{epsilon:g}"
+            search = Search(
+                plan.space(strategy), plan.task.trainer, Budget(epsilon, plan.delta), strategy=strategy,
+                selection=replace(plan.selection, bound=plan.task.bound), method=plan.method,
+                seeds=plan.seeds, seed=plan.seed, workers=plan.workers, folder=place,
+                validate_every=plan.validate_every, patience=plan.patience,
+                ledger=ledger, dataset_budget=dataset_budget, watch=watch,
+            )  # fmt: skip
+            outcome = search.fit_from(plan.task.source, len(train), resume=resume and (place / PLAN).exists())
+            entries.append(_entry(plan, strategy, epsilon, outcome))
+    comparison = Comparison(plan.task, plan.selection, tuple(entries))
+    comparison.save(folder)
+    return comparison
+
+
+def _entry(plan: Plan, strategy: str, epsilon: float, outcome: Outcome) -> Entry:
+    if outcome.score is not None and outcome.metric is not None:
+        return Entry(strategy, epsilon, outcome, outcome.metric, outcome.score)
+    scores = evaluate(outcome.model, plan.task.loss, plan.task.data().test)
+    metric = "accuracy" if "accuracy" in scores else "loss"
+    return Entry(strategy, epsilon, outcome, metric, scores[metric])

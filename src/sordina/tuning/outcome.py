@@ -1,0 +1,132 @@
+"""What a search leaves behind: one model, one guarantee, and how the choice was made."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sordina.accounting import Account, Event, from_dict, to_dict
+from sordina.errors import InvalidInput
+from sordina.training.checkpoint import atomically
+from sordina.tuning.run import Result
+from sordina.tuning.scheme import Scheme
+from sordina.tuning.selection import Selection
+from sordina.tuning.space import Configuration
+from sordina.types import Guarantee
+
+RESULTS = "results.json"
+CAVEATS = (
+    "The numbers of training and validation records that rates and shares are computed from are treated as public.",
+    "Noise on gradients is drawn in floating point; the guarantee is that of the ideal Gaussian mechanism.",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The chosen model and configuration, with the guarantee of the *whole* search."""
+
+    model: nn.Module
+    configuration: Configuration
+    scheme: Scheme
+    selection: Selection
+    runs: tuple[Result, ...]
+    """The runs that may be shown: all of them, or with random stopping the chosen one alone."""
+    candidates: int
+    """How many configurations the search was about."""
+    releasable: bool
+    seconds: float
+    metric: str | None = None
+    score: float | None = None
+    """The exact score the choice was made by; None under private selection, which shows no score."""
+    spread: float | None = None
+    """Standard deviation of the score over seeds, in the thesis's protocol."""
+    repetitions: int = 1
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """The claim for the search as a whole, from the events of what ran."""
+        delta, adjacency, unit = self.scheme.budget.delta, self.scheme.adjacency, self.scheme.unit
+        private = math.isfinite(self.scheme.budget.epsilon)
+        return Guarantee(self.account().epsilon(delta) if private else math.inf, delta, adjacency, unit)
+
+    def account(self) -> Account:
+        """What ran, event by event, and what choosing cost; with random stopping, the stopped event as a whole."""
+        account = Account(self.scheme.accountant, self.scheme.adjacency)
+        for event in self.events():
+            account.record(event)
+        return account
+
+    def events(self) -> list[Event]:
+        """What is charged, one repetition of the thesis's protocol only."""
+        if self.scheme.stopping is not None:
+            return [self.scheme.event]
+        paid = [run for run in self.runs if run.repetition == 0 or self.repetitions == 1]
+        return [*(from_dict(run.event) for run in paid), self.scheme.choice]
+
+    def statement(self) -> str:
+        """The guarantee and the selection in a sentence."""
+        if math.isinf(self.scheme.budget.epsilon):
+            return f"NOT PRIVATE: searched without noise. {self.selection.label}."
+        claim = f"{self.guarantee} for the whole search. {self.selection.label}"
+        if not self.releasable:
+            claim += ". NOT FOR RELEASE: seeded noise or a selection nobody paid for"
+        return f"{claim}."
+
+    def save(self, folder: Path) -> None:
+        """Write ``model.pt``, then `RESULTS`, which says that the search has ended."""
+        atomically(folder / "model.pt", lambda path: torch.save(self.model.state_dict(), path))
+        text = json.dumps(self.facts(), indent=2) + "\n"
+        atomically(folder / RESULTS, lambda path: path.write_text(text))
+
+    @classmethod
+    def load(cls, folder: Path, model: nn.Module, scheme: Scheme, selection: Selection) -> Outcome:
+        """The outcome saved in ``folder``; ``model`` has the right shape and gets its weights."""
+        try:
+            model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+            facts = json.loads((folder / RESULTS).read_text())
+            runs = tuple(Result(**run) for run in facts["runs"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{folder} holds no finished search: {error}.") from error
+        return cls(
+            model, facts["configuration"], scheme, selection, runs, facts["candidates"], facts["releasable"],
+            facts["seconds"], facts["metric"], facts["score"], facts["spread"], facts["repetitions"],
+        )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the model, as plain data."""
+        guarantee = self.guarantee
+        return {
+            "configuration": self.configuration,
+            "metric": self.metric,
+            "score": self.score,
+            "spread": self.spread,
+            "repetitions": self.repetitions,
+            "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
+            "delta": guarantee.delta,
+            "adjacency": str(guarantee.adjacency),
+            "unit": str(guarantee.unit),
+            "statement": self.statement(),
+            "selection": {
+                "kind": str(self.selection.kind),
+                "label": self.selection.label,
+                "event": to_dict(self.scheme.choice),
+            },
+            "method": self.scheme.method,
+            "reason": self.scheme.reason,
+            "noise_multiplier": self.scheme.noise_multiplier,
+            "noise_by_method": self.scheme.noise_by_method,
+            "accountant": self.scheme.accountant,
+            "event": to_dict(self.scheme.event),
+            "candidates": self.candidates,
+            "runs": [vars(run) for run in self.runs],
+            "releasable": self.releasable,
+            "caveats": list(CAVEATS),
+            "seconds": round(self.seconds, 3),
+        }

@@ -1,0 +1,145 @@
+"""Which configurations a search tries: all points of a grid, or points drawn at random.
+
+A configuration is plain data, a name and a value for everything that varies. The candidates are fixed before any data
+are touched, so choosing them costs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from sordina.errors import InvalidInput
+
+Configuration: TypeAlias = dict[str, Any]
+
+
+class Space(Protocol):
+    """Where configurations come from."""
+
+    @property
+    def runs(self) -> int:
+        """How many configurations a search tries (on average, with random stopping)."""
+        ...
+
+    def configurations(self, rng: np.random.Generator) -> list[Configuration]:
+        """The ``runs`` configurations of a search that tries each of them."""
+        ...
+
+    def draw(self, rng: np.random.Generator) -> Configuration:
+        """One configuration at random, for a search that stops at random."""
+        ...
+
+
+def log_spaced(low: float, high: float, count: int) -> tuple[float, ...]:
+    """``count`` values from ``low`` to ``high``, evenly apart on a logarithmic scale.
+
+    >>> log_spaced(0.01, 100, 5)
+    (0.01, 0.1, 1.0, 10.0, 100.0)
+    """
+    if not 0 < low <= high < math.inf or count < 1:
+        raise InvalidInput(
+            f"a logarithmic range needs 0 < low <= high and a count of 1 or more: {low}, {high}, {count}."
+        )
+    values = np.geomspace(low, high, count) if count > 1 else np.array([math.sqrt(low * high)])
+    return tuple(float(f"{value:.6g}") for value in values)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of the values of ``axes``; no axes make one empty configuration.
+
+    >>> Grid({"rho": (0.1, 1.0), "C": (1.0,)}).configurations()
+    [{'rho': 0.1, 'C': 1.0}, {'rho': 1.0, 'C': 1.0}]
+    """
+
+    axes: Mapping[str, Sequence[Any]]
+
+    def __post_init__(self) -> None:
+        for name, values in self.axes.items():
+            if isinstance(values, str) or not len(values):
+                raise InvalidInput(f"axis {name!r} of a grid needs a list of values, got {values!r}.")
+
+    @property
+    def runs(self) -> int:
+        """The number of points."""
+        return math.prod(len(values) for values in self.axes.values())
+
+    def configurations(self, rng: np.random.Generator | None = None) -> list[Configuration]:
+        """All points, the last axis changing fastest."""
+        return [dict(zip(self.axes, point, strict=True)) for point in itertools.product(*self.axes.values())]
+
+    def draw(self, rng: np.random.Generator) -> Configuration:
+        """A point, each as likely as any other."""
+        return {name: values[int(rng.integers(len(values)))] for name, values in self.axes.items()}
+
+
+@dataclass(frozen=True)
+class Between:
+    """A range to draw from: uniformly in the logarithm, or with ``log=False`` in the value itself."""
+
+    low: float
+    high: float
+    log: bool = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise InvalidInput(f"a range needs finite low <= high, got {self.low} and {self.high}.")
+        if self.log and self.low <= 0:
+            raise InvalidInput(f"a logarithmic range must be positive, got {self.low}. Say log=False for a linear one.")
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One value."""
+        if self.log:
+            return float(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return float(rng.uniform(self.low, self.high))
+
+
+@dataclass(frozen=True)
+class Random:
+    """``runs`` configurations, drawn independently; an axis is a `Between` or a list of values.
+
+    >>> point = Random({"rho": Between(0.1, 10)}, runs=3).draw(np.random.default_rng(0))
+    >>> 0.1 <= point["rho"] <= 10
+    True
+    """
+
+    axes: Mapping[str, Between | Sequence[Any]]
+    runs: int
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise InvalidInput(f"a random search needs at least one run, got {self.runs}.")
+        Grid({name: axis for name, axis in self.axes.items() if not isinstance(axis, Between)})
+
+    def configurations(self, rng: np.random.Generator) -> list[Configuration]:
+        """``runs`` draws."""
+        return [self.draw(rng) for _ in range(self.runs)]
+
+    def draw(self, rng: np.random.Generator) -> Configuration:
+        """One value per axis."""
+        return {
+            name: axis.draw(rng) if isinstance(axis, Between) else axis[int(rng.integers(len(axis)))]
+            for name, axis in self.axes.items()
+        }
+
+
+def spanning(axes: Mapping[str, Sequence[Any]], runs: int) -> Random:
+    """A random search over the ranges that the axes of a grid span; an axis that is no range stays a list.
+
+    >>> spanning({"rho": (0.1, 1.0, 10.0), "mode": ("a", "b")}, 4).axes["rho"]
+    Between(low=0.1, high=10.0, log=True)
+    """
+    return Random({name: _span(values) for name, values in axes.items()}, runs)
+
+
+def _span(values: Sequence[Any]) -> Between | Sequence[Any]:
+    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if len(numbers) < len(values) or min(numbers) <= 0 or max(numbers) / min(numbers) < 10:
+        return values
+    return Between(float(min(numbers)), float(max(numbers)))

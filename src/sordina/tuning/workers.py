@@ -1,0 +1,104 @@
+"""Runs side by side: processes that share the cores, each loading the data once.
+
+Workers are spawned, not forked, so that no secure stream, thread or lock is inherited. A worker whose parent has died
+ends at once: what it was doing is in its journal.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordina.errors import InvalidInput, TrainingFailed
+from sordina.tuning.run import Brief, Order, perform
+from sordina.tuning.together import perform_together
+
+Source = Callable[[], tuple[Any, Any]]
+"""Where training and validation data come from; called once per process."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Data that are there already."""
+
+    train: Any
+    validation: Any
+
+    def __call__(self) -> tuple[Any, Any]:
+        """The two parts."""
+        return self.train, self.validation
+
+
+def carry_out(brief: Brief, groups: Sequence[Sequence[Order]], source: Source, workers: int) -> None:
+    """Do all groups of runs; a group of several is one batched computation."""
+    if workers == 1 or len(groups) < 2:
+        train, validation = source()
+        for group in groups:
+            _carry_out(brief, group, train, validation)
+        return
+    count = min(workers, len(groups))
+    try:
+        parcel = pickle.dumps((brief, source))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InvalidInput(
+            f"the search cannot be sent to worker processes ({error}): define the trainer at the top of a module, or "
+            "use workers=1."
+        ) from error
+    threads = max(1, cores() // count)
+    with ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(parcel, threads)
+    ) as pool:
+        tasks = [pool.submit(_task, list(group)) for group in groups]
+        try:
+            for task in as_completed(tasks):
+                task.result()
+        except BrokenProcessPool as error:
+            raise TrainingFailed(
+                "a worker process died. Runs that had ended are kept; go on with resume=True (--resume)."
+            ) from error
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _carry_out(brief: Brief, group: Sequence[Order], train: Any, validation: Any) -> None:
+    if len(group) == 1:
+        perform(brief, group[0], train, validation)
+    else:
+        perform_together(brief, group, train, validation)
+
+
+_here: dict[str, Any] = {}
+
+
+def _prepare(parcel: bytes, threads: int) -> None:
+    """In a fresh worker: watch the parent, take a share of the cores, load the data."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(threads)
+    brief, source = pickle.loads(parcel)
+    _here["brief"], _here["data"] = brief, source()
+
+
+def _leave_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _task(group: list[Order]) -> None:
+    _carry_out(_here["brief"], group, *_here["data"])
