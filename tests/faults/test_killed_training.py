@@ -34,7 +34,7 @@ def kill_after_journal(process: subprocess.Popen[str], journal: Path, lines: int
         time.sleep(0.002)
     time.sleep(moment)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
 
 
 def claimed(journal: Path) -> int:
