@@ -58,6 +58,13 @@ def test_training_loss_and_norms_stay_secret(model, data):
     assert set(run.history[-1]) == {"step", "steps", "epsilon", "threshold", "learning_rate", "seconds"}
 
 
+def test_raw_statistics_are_marked_wherever_they_show(model, data, tmp_path):
+    run = trainer(model, raw=True, folder=tmp_path / "r").fit(data)
+    assert set(run.history[-1]["NOT_PRIVATE"]) == {"training_loss", "median_norm", "clipped"}
+    facts = json.loads((tmp_path / "r" / "privacy.json").read_text())
+    assert any("NOT_PRIVATE" in caveat for caveat in facts["caveats"])
+
+
 def test_without_privacy_it_says_so_everywhere(model, data, tmp_path):
     run = sd.Trainer(
         model, F.cross_entropy, sd.Budget(math.inf, 0.0), batch_size=20, epochs=4, lr=0.5, seed=0, folder=tmp_path / "r"

@@ -29,6 +29,7 @@ from sordina.training.journal import Journal
 from sordina.training.parallel import team
 from sordina.training.plan import Plan, make_plan
 from sordina.training.rate import LearningRateRule
+from sordina.training.raw import raw_statistics
 from sordina.training.step import PrivateStep
 from sordina.types import Budget, Guarantee, Unit
 
@@ -52,6 +53,7 @@ class Private:
         users: Users | None = None,
         microbatch: int | None = None,
         learning_rate: LearningRateRule | None = None,
+        raw: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.rows = as_rows(data)
@@ -72,6 +74,7 @@ class Private:
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         self.steps_taken = 0
         self.journal: Journal | None = None
+        self.raw: dict[str, float] | None = {} if raw else None
         self._expected: MicroBatch | None = None
         self._event = self.private_step.event()
 
@@ -138,7 +141,10 @@ class Private:
         if self.engine is None:
             torch.autograd.backward(losses.sum() / self.plan.sampler.expected_batch)
         else:
-            self.private_step.absorb(self.engine.record(losses, rows_per_unit=piece.rows_per_unit))
+            tape = self.engine.record(losses, rows_per_unit=piece.rows_per_unit)
+            if self.raw is not None:
+                self.raw = raw_statistics(losses, tape.scalars().norms, self.private_step.thresholds[0])
+            self.private_step.absorb(tape)
         return self._complete(piece)
 
     def step_with(self, tape: Tape) -> bool:
@@ -230,12 +236,14 @@ def make_private(
     accountant: str = "pld",
     microbatch: int | None = None,
     learning_rate: LearningRateRule | None = None,
+    raw: bool = False,
     seed: int | None = None,
 ) -> Private:
     """Bind ``model``, ``optimizer`` and ``data`` to a budget; iterate over the result and call its ``step``.
 
     ``batch_size`` is the expected size of a batch. ``population`` is the public number of units that the sampling rate
-    is computed from; left out, the size of the data is taken, and thereby treated as public.
+    is computed from; left out, the size of the data is taken, and thereby treated as public. ``raw=True`` collects
+    statistics that are NOT private (`sordina.training.raw`).
     """
     units = len(users) if users is not None else as_rows(data).size
     sampler, steps = make_schedule(
@@ -246,4 +254,5 @@ def make_private(
     return Private(
         model, optimizer, data, plan, clipping or Online(),
         rng=randomness.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
+        raw=raw,
     )  # fmt: skip

@@ -18,11 +18,15 @@ from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
 from sordina.training.checkpoint import atomically
 from sordina.training.losses import Loss
+from sordina.training.plan import make_plan
+from sordina.training.private import make_schedule
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer
 from sordina.types import Budget
 
-DATASETS = ("digits", "adult", "mnist", "fashion-mnist", "ag-news")
+POPULATIONS = {"digits": 1437, "adult": 32561, "mnist": 60000, "fashion-mnist": 60000, "ag-news": None}
+"""The public sizes of the training sets; None where it depends on what the user has."""
+DATASETS = tuple(POPULATIONS)
 _LOSSES: dict[Task, Loss] = {
     Task.CLASSIFICATION: nn.functional.cross_entropy,
     Task.RECONSTRUCTION: nn.functional.mse_loss,
@@ -58,6 +62,26 @@ class Recipe:
         if not self.epochs > 0 or math.isinf(self.epochs):
             raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
 
+    def refuse_early(self, ledger: Ledger, dataset_budget: str) -> None:
+        """Ask the ledger before the data are read, where their size is known."""
+        if (population := POPULATIONS[self.dataset]) is None:
+            return
+        sampler, steps = make_schedule(
+            population,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            steps=None,
+            sampling=self.sampler,
+            population=None,
+        )
+        plan = make_plan(Budget(self.epsilon, self.delta), sampler, steps)
+        ledger.check(dataset_budget, plan.event(), adjacency=plan.adjacency, unit=plan.unit)
+
+    @property
+    def sampler(self) -> str:
+        """The kind of sampling: sector clipping needs fixed-size batches."""
+        return self.sampling or ("fixed-size" if self.clipping == "sector" else "poisson")
+
     def load(self) -> Data:
         """The data."""
         return datasets.load(self.dataset)
@@ -77,7 +101,7 @@ class Recipe:
             batch_size=self.batch_size,
             epochs=self.epochs,
             lr=self.lr,
-            sampling=self.sampling or ("fixed-size" if self.clipping == "sector" else "poisson"),
+            sampling=self.sampler,
             microbatch=self.microbatch,
             seed=self.seed,
             **rest,
@@ -94,6 +118,8 @@ def train(
     progress: bool = False,
 ) -> Run:
     """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs."""
+    if ledger is not None and dataset_budget is not None and not resume:
+        recipe.refuse_early(ledger, dataset_budget)
     data = recipe.load()
     trainer = recipe.trainer(data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress)
     run = trainer.fit(data.train, validation=data.test, resume=resume)

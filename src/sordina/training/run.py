@@ -16,6 +16,7 @@ import sordina
 from sordina.accounting import to_dict
 from sordina.training.checkpoint import atomically
 from sordina.training.plan import Plan
+from sordina.training.raw import CAVEAT, KEY
 from sordina.types import Guarantee
 
 CAVEATS = (
@@ -76,13 +77,19 @@ class Run:
             "planned_steps": self.plan.steps,
             "event": to_dict(self.plan.event(self.steps)),
             "releasable": self.releasable,
-            "caveats": list(CAVEATS),
+            "caveats": self.caveats,
             "versions": {
                 "sordina": sordina.__version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },
         }
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the guarantee does not cover."""
+        raw = any(KEY in entry for entry in self.history)
+        return [*CAVEATS, CAVEAT] if raw else list(CAVEATS)
 
     def statement(self) -> str:
         """The guarantee in a sentence."""

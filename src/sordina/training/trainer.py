@@ -31,6 +31,7 @@ from sordina.training.journal import Journal
 from sordina.training.losses import Loss, per_sample
 from sordina.training.private import Private, make_private
 from sordina.training.rate import AutomaticRate, LearningRateRule
+from sordina.training.raw import KEY
 from sordina.training.run import Run
 from sordina.types import Budget, check_positive
 
@@ -48,6 +49,7 @@ class Trainer:
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
+    ``raw=True`` adds statistics of the raw data to the metrics, marked NOT_PRIVATE: for data that are nobody's.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     """
 
@@ -78,6 +80,7 @@ class Trainer:
     tensorboard: bool = True
     validate_every: int | None = None
     track_epsilon: bool = True
+    raw: bool = False
 
     def fit(self, data: Any, validation: Any = None, *, resume: bool = False) -> Run:
         """Train on ``data`` until the planned steps are taken; scores ``validation`` once an epoch."""
@@ -113,7 +116,7 @@ class Trainer:
             budget=self.budget, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
             noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
-            learning_rate=rule, seed=self.seed,
+            learning_rate=rule, raw=self.raw, seed=self.seed,
         )  # fmt: skip
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, LearningRateRule | None]:
@@ -155,7 +158,7 @@ class Trainer:
     def entry(self, private: Private, seconds: float) -> dict[str, Any]:
         """What a watcher is told of the step just taken."""
         epsilon = private.epsilon if self.track_epsilon else math.inf
-        return {
+        entry = {
             "step": private.steps_taken,
             "steps": private.plan.steps,
             "epsilon": epsilon if math.isfinite(epsilon) else None,
@@ -163,6 +166,7 @@ class Trainer:
             "learning_rate": float(private.optimizer.param_groups[0]["lr"]),
             "seconds": round(seconds, 3),
         }
+        return entry | {KEY: private.raw} if private.raw else entry
 
     def _watchers(self, private: Private) -> list[Callback]:
         watchers = list(self.callbacks)

@@ -101,23 +101,20 @@ class Ledger:
         ``event`` is stated for ``adjacency`` and ``unit``, which must be the data set's. A reservation counts as spent
         until it is settled, or released by a person.
         """
-        event = stored_form(event)
         what, who = line("what", what), line("who", who or myself())
-        stated = _adjacency(adjacency), _unit(unit)
-
-        def decide(history: History) -> Entry:
-            state = replay(history.entries)
-            terms = state.dataset(dataset)
-            if stated != (terms.adjacency, terms.unit):
-                raise InvalidInput(
-                    f"the budget of {dataset!r} is per {terms.unit} with {terms.adjacency} neighbours, but {what!r} is "
-                    f"stated per {stated[1]} with {stated[0]} neighbours; the two do not add up."
-                )
-            entry = _entry(history, Kind.RESERVE, terms, who, what, event=event)
-            refuse_over_budget(state, terms, reserved(entry))
-            return entry
-
+        decide = _reserving(dataset, event, what, who, adjacency, unit)
         return Reservation(self, reserved(self._append(decide)), who)
+
+    def check(
+        self,
+        dataset: str,
+        event: Event,
+        *,
+        adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+        unit: Unit | str = Unit.RECORD,
+    ) -> None:
+        """Refuse now what `reserve` would refuse, and write nothing: for who has not even opened the data yet."""
+        _reserving(dataset, event, "check", myself(), adjacency, unit)(self._store.read())
 
     def reservation(self, number: int) -> Reservation:
         """An open reservation made earlier, by this process or another: to go on with after a crash."""
@@ -247,6 +244,28 @@ class Reservation:
     ) -> None:
         if kind is None and not self.settled:
             self.settle()
+
+
+def _reserving(
+    dataset: str, event: Event, what: str, who: str, adjacency: Adjacency | str, unit: Unit | str
+) -> Callable[[History], Entry]:
+    """What decides, from a history, whether ``event`` may be reserved."""
+    event = stored_form(event)
+    stated = _adjacency(adjacency), _unit(unit)
+
+    def decide(history: History) -> Entry:
+        state = replay(history.entries)
+        terms = state.dataset(dataset)
+        if stated != (terms.adjacency, terms.unit):
+            raise InvalidInput(
+                f"the budget of {dataset!r} is per {terms.unit} with {terms.adjacency} neighbours, but {what!r} is "
+                f"stated per {stated[1]} with {stated[0]} neighbours; the two do not add up."
+            )
+        entry = _entry(history, Kind.RESERVE, terms, who, what, event=event)
+        refuse_over_budget(state, terms, reserved(entry))
+        return entry
+
+    return decide
 
 
 def _entry(
