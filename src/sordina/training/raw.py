@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 KEY = "NOT_PRIVATE"
-CAVEAT = "The metrics hold raw statistics of the training data (NOT_PRIVATE), which no guarantee covers: keep them secret."
+CAVEAT = "The metrics hold raw statistics of the training data (NOT_PRIVATE), which no guarantee covers."
 
 
 def raw_statistics(losses: Tensor, norms: Tensor, threshold: float) -> dict[str, float]:
