@@ -15,7 +15,7 @@ FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},
     {"training"},
-    {"tuning", "federated", "estimators", "auditing", "fairness"},
+    {"tuning", "federated", "auditing", "fairness"},
     {"reports"},
     {"cli"},
 ]
