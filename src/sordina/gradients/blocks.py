@@ -30,9 +30,9 @@ class Block:
         """How many vectors."""
         return self.term.units
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """Zeros add nothing."""
-        return self.term.squared_norms()
+        return self.term.norms()
 
     def project(self, direction: Tensor) -> Tensor:
         """Only the block's part of the direction matters."""
@@ -67,13 +67,13 @@ class Pulled:
         """How many vectors."""
         return self.term.units
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """In pieces of the batch, unless lengths are kept."""
         if self.isometric:
-            return self.term.squared_norms()
+            return self.term.norms()
         size = max(self.derived.numel(), self.parameter.numel()) * self.parameter.element_size()
         parts = [torch.linalg.vector_norm(self.rows(where), dim=1) for where in chunks(self.units, size)]
-        return torch.cat(parts).square_()
+        return torch.cat(parts)
 
     def project(self, direction: Tensor) -> Tensor:
         """``<J^T c_i, u>``."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from sordina.gradients.layers.fold import Fold
 from sordina.gradients.terms import Term
@@ -19,11 +19,11 @@ Build: TypeAlias = Callable[[Tensor, Fold], Found]
 """What a tap does with the gradient that passes it."""
 
 
-@dataclass(frozen=True)
-class Tap:
+class Tap(NamedTuple):
     """One use of parameters: where its output lies in the graph, and how its gradient becomes terms."""
 
-    label: str
+    key: tuple[str, int]
+    """A label, and the number of dimensions: taps of equal key have their samples along the same dimension."""
     edge: GradientEdge
     shape: torch.Size
     build: Build | None
@@ -37,13 +37,13 @@ class Tap:
     """Whether the samples may lie along another dimension than the first."""
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Taps of the same key have their samples along the same dimension."""
-        return self.label, len(self.shape)
+    def label(self) -> str:
+        """What to call it in a message."""
+        return self.key[0]
 
     def intact(self) -> bool:
         """Whether no input was changed in place since."""
-        return all(source._version == version for source, version in zip(self.sources, self.versions, strict=True))
+        return self.versions == tuple([source._version for source in self.sources])
 
 
 def edge_of(output: Tensor) -> GradientEdge:
@@ -54,8 +54,9 @@ def edge_of(output: Tensor) -> GradientEdge:
     """
     base = output._base
     if base is not None and type(base.grad_fn).__name__ == "AddmmBackward0" and base.numel() == output.numel():
-        return get_gradient_edge(base)
-    return get_gradient_edge(output)
+        output = base
+    assert output.grad_fn is not None
+    return GradientEdge(output.grad_fn, output.output_nr)
 
 
 @dataclass
@@ -88,4 +89,5 @@ class Recorder:
         if isinstance(output, Tensor) and output.grad_fn is not None:
             versions = tuple([source._version for source in sources])
             batched = self.batched(sources) if batched is None else batched
-            self.taps.append(Tap(label, edge_of(output), output.shape, build, sources, versions, batched, any_dim))
+            key, shape = (label, output.dim()), output.shape
+            self.taps.append(Tap(key, edge_of(output), shape, build, sources, versions, batched, any_dim))

@@ -9,7 +9,7 @@ everything below the first layer. Norms and weighted sums follow from inputs and
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,10 +22,10 @@ from sordina.gradients.check import check, check_losses
 from sordina.gradients.graph import Replay
 from sordina.gradients.install import Installed, install
 from sordina.gradients.layers import Fold
-from sordina.gradients.layers.fold import LOW_PRECISION
+from sordina.gradients.layers.fold import widen
 from sordina.gradients.layout import Layout, layouts
 from sordina.gradients.learn import Plan, learn
-from sordina.gradients.tape import GhostTape
+from sordina.gradients.tape import GhostTape, full_precision
 from sordina.gradients.terms import Term
 from sordina.gradients.total import combine
 
@@ -52,6 +52,7 @@ class Engine:
         self._layouts = layouts(model, groups)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._like = widen(next(iter(self._parameters.values())).detach().new_empty(0))
         self._known = Plan({}, frozenset(), certain=True)
         self._doubts = 0
         self._told: set[str] = set()
@@ -91,41 +92,34 @@ class Engine:
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
         """One backward pass from per-row losses (B,); rows of one unit are consecutive, ``rows_per_unit`` each."""
         check_losses(losses)
-        rows = losses.shape[0]
+        rows = len(losses)
         if rows_per_unit < 1 or rows % rows_per_unit:
             raise InvalidInput(f"{rows} rows cannot be split into units of {rows_per_unit} rows: pad the last unit.")
         units = rows // rows_per_unit
-        like = next(iter(self._parameters.values())).new_empty(0)
-        like = like.float() if like.dtype in LOW_PRECISION else like
         try:
-            terms = self._terms(losses, units, rows_per_unit) if units else {}
+            with full_precision(losses.device.type):
+                terms = self._terms(losses, units, rows_per_unit) if units else {}
         finally:
             self.clear()
-        return GhostTape(self._layouts, terms, units, like)
+        return GhostTape(self._layouts, terms, units, self._like)
 
     def _terms(self, losses: Tensor, units: int, rows: int) -> dict[str, Term]:
-        plan = self._plan(losses)
-        taps = [(tap, dim) for tap in self._recorder.taps if tap.build and (dim := plan.dims[tap.key]) is not None]
-        gradients = _backward(losses, [tap for tap, _ in taps], retain=bool(plan.escaped))
+        plan, names = self._plan(losses), self._names
+        taps = [tap for tap in self._recorder.taps if tap.build and plan.dims[tap.key] is not None]
+        gradients = _backward(losses, taps, retain=bool(plan.escaped))
         found: dict[str, list[Term]] = {}
-        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
-            for (tap, dim), gradient in zip(taps, gradients, strict=True):
-                for parameter, term in self._built(tap, dim, gradient, units, rows):
-                    found.setdefault(self._names[id(parameter)], []).append(term)
-        terms = {name: combine(parts, self._parameters[name].numel()) for name, parts in found.items()}
-        per_unit = losses if rows == 1 else losses.view(units, rows).sum(1)
-        return terms | {name: Replay(per_unit, self._parameters[name]) for name in plan.escaped}
-
-    def _built(self, tap: Tap, dim: int, gradient: Tensor | None, units: int, rows: int) -> Any:
-        if gradient is None or tap.build is None:
-            return ()
-        if not tap.intact():
-            raise Unsupported(
-                f"an input of {tap.label!r} was changed in place before the backward pass: sordina.fix(model)."
-            )
-        if tap.shape[dim] != units * rows:
-            raise InvalidInput(f"{tap.label!r} saw {tap.shape[dim]} samples, but there are {units * rows} losses.")
-        return tap.build(gradient.view(tap.shape), Fold(units, rows, dim))
+        for tap, gradient in zip(taps, gradients, strict=True):
+            if gradient is not None:
+                for parameter, term in _built(tap, gradient, Fold(units, rows, plan.dims[tap.key] or 0)):
+                    found.setdefault(names[id(parameter)], []).append(term)
+        terms = {
+            name: parts[0] if len(parts) == 1 else combine(parts, self._parameters[name].numel())
+            for name, parts in found.items()
+        }
+        if plan.escaped:
+            per_unit = losses if rows == 1 else losses.view(units, rows).sum(1)
+            terms |= {name: Replay(per_unit, self._parameters[name]) for name in plan.escaped}
+        return terms
 
     def _plan(self, losses: Tensor) -> Plan:
         recorder, known = self._recorder, self._known
@@ -150,6 +144,19 @@ class Engine:
         if message not in self._told:
             self._told.add(message)
             log.warning(message)
+
+
+def _built(tap: Tap, gradient: Tensor, fold: Fold) -> Iterable[tuple[Tensor, Term]]:
+    if not tap.intact():
+        raise Unsupported(
+            f"an input of {tap.label!r} was changed in place before the backward pass: sordina.fix(model)."
+        )
+    if tap.shape[fold.dim] != fold.units * fold.rows:
+        raise InvalidInput(
+            f"{tap.label!r} saw {tap.shape[fold.dim]} samples, but there are {fold.units * fold.rows} losses."
+        )
+    assert tap.build is not None
+    return tap.build(gradient if gradient.shape == tap.shape else gradient.view(tap.shape), fold)
 
 
 def _backward(losses: Tensor, taps: Sequence[Tap], retain: bool) -> Sequence[Tensor | None]:

@@ -59,10 +59,10 @@ class Replay:
         (answer,) = torch.autograd.grad(self.losses, self.parameter, weights.to(self.losses), retain_graph=True)
         return answer.flatten().to(weights.dtype)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """One backward pass per unit."""
         norms = [torch.linalg.vector_norm(self._backward(unit)) for unit in self._units(slice(0, self.units))]
-        return torch.stack(norms).square_()
+        return torch.stack(norms)
 
     def project(self, direction: Tensor) -> Tensor:
         """As the norms."""

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sordina.gradients.capture import Recorder
-from sordina.gradients.layers import Rule, rule_for
-from sordina.gradients.layers.fold import Fold
+from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.meeting import Meeting
 from sordina.gradients.trace import Tracer
 
@@ -69,15 +68,15 @@ def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Callable[..., Any]:
     """The layer's forward pass, listened to."""
-    original = module.forward
+    original, terms, any_dim = module.forward, rule.terms, rule.any_dim
 
     @wraps(original)
     def plain(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
-        if recorder.listening:
+        if terms is not None and recorder.listening:
             inputs = args if not kwargs else (*args, *kwargs.values())
-            build = partial(_build, rule.terms, module, args, kwargs)
-            recorder.tap(name, output, build, tuple([x for x in inputs if isinstance(x, Tensor)]), rule.any_dim)
+            sources = inputs if len(inputs) == 1 else tuple([x for x in inputs if isinstance(x, Tensor)])
+            recorder.tap(name, output, partial(_build, terms, module, args, kwargs), sources, any_dim)
         return output
 
     @wraps(original)
@@ -90,7 +89,12 @@ def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Call
 
 
 def _build(terms: Any, module: nn.Module, args: Any, kwargs: Any, b: Tensor, fold: Fold) -> Any:
-    return terms(module, b, fold, *args, **kwargs)
+    if kwargs or len(args) > 1:
+        still = [x.detach() if isinstance(x, Tensor) else x for x in args]
+        return terms(
+            module, b, fold, *still, **{k: x.detach() if isinstance(x, Tensor) else x for k, x in kwargs.items()}
+        )
+    return terms(module, b, fold, args[0].detach())
 
 
 def _tap(recorder: Recorder, name: str, part: str, *args: Any) -> None:

@@ -51,10 +51,10 @@ class Layout:
         >>> {name: part.shape for name, part in Layout(("w", "b"), ((2, 3), (2,))).unflatten(torch.zeros(8)).items()}
         {'w': torch.Size([2, 3]), 'b': torch.Size([2])}
         """
-        if vector.shape != (self.size,):
+        if vector.dim() != 1 or len(vector) != self.size:
             raise InvalidInput(f"expected a flat vector of {self.size} values, got shape {tuple(vector.shape)}.")
-        parts = zip(self.names, self.shapes, torch.split(vector, self.sizes), strict=True)
-        return {name: part.view(shape) for name, shape, part in parts}
+        parts = zip(self.names, self.shapes, torch.split_with_sizes(vector, self.sizes), strict=True)
+        return {name: part if len(shape) == 1 else part.view(shape) for name, shape, part in parts}
 
 
 def layouts(model: nn.Module, groups: Sequence[Sequence[str]] | None) -> tuple[Layout, ...]:

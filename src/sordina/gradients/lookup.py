@@ -24,14 +24,14 @@ class Lookup:
         """How many vectors."""
         return self.indices.shape[0]
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """Places of one unit with equal index add up before they are squared."""
         keys = self.indices + torch.arange(self.units, device=self.indices.device)[:, None] * self.height
         unique, place = torch.unique(keys, return_inverse=True)
         sums = self.values.new_zeros(len(unique), self.values.shape[2])
         sums.index_add_(0, place.flatten(), self.values.flatten(0, 1))
         squares = torch.linalg.vector_norm(sums, dim=1).square_()
-        return self.values.new_zeros(self.units).index_add_(0, unique // self.height, squares)
+        return self.values.new_zeros(self.units).index_add_(0, unique // self.height, squares).sqrt_()
 
     def cross(self, other: Lookup | Outer) -> Tensor:
         """``<g_i, h_i> = sum_ts h_i[index_t] . value_t``: only the rows this term looked up matter."""

@@ -103,10 +103,10 @@ class Sampled:
         each = vmap(one)(samples, self.b[rows]).flatten(1)
         return each if self.fold.rows == 1 else each.view(stop - start, self.fold.rows, -1).sum(1)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """In pieces of the batch."""
         pieces = self._pieces(slice(0, self.units))
-        return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in pieces]).square_()
+        return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
 
     def project(self, direction: Tensor) -> Tensor:
         """In pieces of the batch."""

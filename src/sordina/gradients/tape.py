@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,13 @@ from sordina.gradients.layout import Layout
 from sordina.gradients.terms import Term
 from sordina.gradients.weights import Weights
 from sordina.seam import Query, ScalarQuery, Scalars
+
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+def full_precision(device: str) -> AbstractContextManager[Any]:
+    """Norms and sums are taken in the precision of the parameters, also inside an autocast region."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _AS_IT_IS
 
 
 @dataclass(frozen=True)
@@ -28,20 +37,16 @@ class GhostTape:
 
     def scalars(self, direction: Tensor | None = None, group: int = 0) -> Scalars:
         """Norms of the group's per-unit gradients, and their projections on ``direction`` (a flat unit vector)."""
-        if group not in self._norms:
-            self._norms[group] = self._measure(group)
-        projections = None if direction is None else self._project(self._checked(direction, group), group)
+        with full_precision(self.like.device.type):
+            if group not in self._norms:
+                self._norms[group] = self._measure(group)
+            projections = None if direction is None else self._project(self._checked(direction, group), group)
         return Scalars(self._norms[group], projections)
 
-    @torch.no_grad()
     def _measure(self, group: int) -> Tensor:
-        total = self.like.new_zeros(self.units)
-        for name in self.layouts[group].names:
-            if name in self.terms:
-                total += self.terms[name].squared_norms()
-        return total.sqrt_()
+        parts = [self.terms[name].norms() for name in self.layouts[group].names if name in self.terms]
+        return torch.stack(parts).square_().sum(0).sqrt_() if parts else self.like.new_zeros(self.units)
 
-    @torch.no_grad()
     def _project(self, direction: Tensor, group: int) -> Tensor:
         total = self.like.new_zeros(self.units)
         for name, part in self.layouts[group].unflatten(direction).items():
@@ -49,11 +54,11 @@ class GhostTape:
                 total += self.terms[name].project(part)
         return total
 
-    @torch.no_grad()
     def contract(self, queries: Sequence[Query], direction: Tensor | None = None, group: int = 0) -> list[Tensor]:
         """One flat vector per vector query, one 0-d tensor per scalar query."""
         vectors = [query for query in queries if not isinstance(query, ScalarQuery)]
-        rows = iter(self._sums([query.own for query in vectors], group))
+        with full_precision(self.like.device.type):
+            rows = iter(self._sums([query.own for query in vectors], group))
         answers = []
         for query in queries:
             if isinstance(query, ScalarQuery):
@@ -72,8 +77,9 @@ class GhostTape:
         out = self.like.new_empty(len(own), layout.size)
         if not own:
             return out
-        weights = Weights(torch.stack([self._weights(vector) for vector in own]))
-        for name, target in zip(layout.names, torch.split(out, layout.sizes, 1), strict=True):
+        rows = [self._weights(vector) for vector in own]
+        weights = Weights(torch.stack(rows) if len(rows) > 1 else rows[0][None])
+        for name, target in zip(layout.names, torch.split_with_sizes(out, layout.sizes, 1), strict=True):
             if name in self.terms:
                 self.terms[name].contract(weights, target)
             else:

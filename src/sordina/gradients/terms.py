@@ -1,14 +1,13 @@
 """Per-unit gradients of one parameter, held in the cheapest form that still answers every question.
 
-A *term* stands for vectors ``g_1 .. g_U`` (one per unit of privacy) of one parameter's shape. It knows their squared
-norms, their weighted sums and their inner products with a direction without, where possible, ever writing them down.
+A *term* stands for vectors ``g_1 .. g_U`` (one per unit of privacy) of one parameter's shape. It knows their norms,
+their weighted sums and their inner products with a direction without, where possible, ever writing them down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -18,8 +17,10 @@ from sordina.gradients.weights import Weights
 
 CHUNK_BYTES = 2 << 20
 """Per-unit gradients that must be written down are written in pieces of about this size, which stay in cache."""
-WORTH_PICKING = 64
-"""Arithmetic per value from which copying some rows of a matrix is cheaper than multiplying all of them twice."""
+IN_CACHE = 1 << 20
+"""How many values are moved about cheaply."""
+WORTH_THE_TROUBLE = 1 << 23
+"""How many multiplications take longer than finding out how to save them."""
 
 
 class Term(Protocol):
@@ -30,8 +31,8 @@ class Term(Protocol):
         """How many vectors."""
         ...
 
-    def squared_norms(self) -> Tensor:
-        """``|g_i|^2``, shape (U,)."""
+    def norms(self) -> Tensor:
+        """``|g_i|``, shape (U,)."""
         ...
 
     def project(self, direction: Tensor) -> Tensor:
@@ -53,26 +54,25 @@ def chunks(units: int, bytes_each: int, budget: int = CHUNK_BYTES) -> Iterator[s
     return (slice(start, min(start + step, units)) for start in range(0, units, step))
 
 
-@dataclass(frozen=True)
 class Dense:
     """The vectors themselves, shape (U, size): for biases, scales, and weights small enough to keep."""
 
-    vectors: Tensor
+    __slots__ = ("_norms", "vectors")
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+        self._norms: Tensor | None = None
 
     @property
     def units(self) -> int:
         """How many vectors."""
         return self.vectors.shape[0]
 
-    @cached_property
-    def squares(self) -> Tensor:
-        """``|g_i|^2``, computed once: a layer's bias and weight share it."""
-        squares: Tensor = torch.linalg.vector_norm(self.vectors, dim=1).square_()
-        return squares
-
-    def squared_norms(self) -> Tensor:
-        """``|g_i|^2``."""
-        return self.squares
+    def norms(self) -> Tensor:
+        """``|g_i|``, computed once: a layer's weight and bias share it."""
+        if self._norms is None:
+            self._norms = torch.linalg.vector_norm(self.vectors, dim=1)
+        return self._norms
 
     def project(self, direction: Tensor) -> Tensor:
         """``<g_i, u>``."""
@@ -99,9 +99,9 @@ class Pair:
         """How many vectors."""
         return self.left.units
 
-    def squared_norms(self) -> Tensor:
-        """``|left|^2 |right|^2``."""
-        return self.left.squares * self.right.squares
+    def norms(self) -> Tensor:
+        """``|left| |right|``."""
+        return self.left.norms() * self.right.norms()
 
     def project(self, direction: Tensor) -> Tensor:
         """``<l, D r>`` with D the direction as a matrix."""
@@ -133,9 +133,9 @@ class Outer:
         """How many vectors."""
         return self.left.shape[0]
 
-    def squared_norms(self) -> Tensor:
-        """The ghost norm ``sum (l l^T) o (r r^T)``."""
-        return cross_outer(self, self).clamp_min_(0)
+    def norms(self) -> Tensor:
+        """The ghost norm ``sqrt(sum (l l^T) o (r r^T))``."""
+        return cross_outer(self, self).clamp_min_(0).sqrt_()
 
     def project(self, direction: Tensor) -> Tensor:
         """``sum_t <l_t, D r_t>`` with D the direction as a matrix."""
@@ -183,25 +183,25 @@ def sum_outer(left: Tensor, right: Tensor, weights: Weights, out: Tensor) -> Non
     """``out[q] = sum_i w_qi left_i^T right_i``, with as few multiplications as the weights allow."""
     r, c = left.shape[-1], right.shape[-1]
     if weights.single:
-        torch.mm(scaled(left, weights.rows[0]).mT, right.reshape(-1, c), out=out.view(r, c))
-        return
-    if r * c > WORTH_PICKING * (r + c) and weights.parts is not None:
-        sums = [scaled(part.pick(left), part.scale).mT @ part.pick(right).reshape(-1, c) for part in weights.parts]
-        mix(sums, weights, out)
-        return
-    stacked = torch.cat([scaled(left, row) for row in weights.rows], 1)
-    out.copy_((stacked.mT @ right.reshape(-1, c)).view(len(out), -1))
+        factor = weights.rows.t() if left.dim() == 2 else weights.rows.t()[:, None]
+        torch.mm((left * factor).reshape(-1, r).t(), right.reshape(-1, c), out=out.view(r, c))
+    elif _worth_arranging(left, right) and (split := weights.split) is not None:
+        right, factor = split.arranged(right), split.scale.view(-1, *[1] * (left.dim() - 1))
+        left = split.arranged(left) * factor
+        for part, target in zip(split.parts(), (out[1], out[0]), strict=True):
+            torch.mm(left[part].reshape(-1, r).t(), right[part].reshape(-1, c), out=target.view(r, c))
+        out[0].add_(out[1], alpha=split.ratio)
+    elif right.numel() < IN_CACHE:
+        for row, target in zip(weights.rows, out, strict=True):
+            sum_outer(left, right, Weights(row[None]), target[None])
+    else:
+        shape = (-1, *[1] * (left.dim() - 1))
+        stacked = torch.cat([left * row.view(shape) for row in weights.rows], -1).view(-1, len(out) * r)
+        out.copy_((stacked.t() @ right.reshape(-1, c)).view(len(out), -1))
 
 
-def scaled(x: Tensor, weight: Tensor) -> Tensor:
-    """``weight_i x_i`` as a matrix with one row per place."""
-    return (x * weight.view(-1, *[1] * (x.dim() - 1))).reshape(-1, x.shape[-1])
-
-
-def mix(sums: Sequence[Tensor], weights: Weights, out: Tensor) -> None:
-    """``out[q] = sum_p mix_pq sums_p`` over the parts of the weights."""
-    out.zero_()
-    for part, total in zip(weights.parts or (), sums, strict=True):
-        for target, factor in zip(out, part.mix.tolist(), strict=True):
-            if factor:
-                target.add_(total.reshape(-1), alpha=factor)
+def _worth_arranging(left: Tensor, right: Tensor) -> bool:
+    """Whether moving rows is cheaper than multiplying all of them once more; moving is dear beyond the cache."""
+    r, c = left.shape[-1], right.shape[-1]
+    dear = 16 if left.numel() + right.numel() < IN_CACHE else 64
+    return r * c > (r + c) * dear and left.numel() * c > WORTH_THE_TROUBLE

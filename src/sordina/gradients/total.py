@@ -27,12 +27,12 @@ class Total:
         """How many vectors."""
         return self.terms[0].units
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """``|g + h|^2 = |g|^2 + |h|^2 + 2 <g, h>``."""
-        squares = plus([term.squared_norms() for term in self.terms])
+        squares = plus([term.norms().square() for term in self.terms])
         for one, two in combinations(self.terms, 2):
             squares = squares.add(cross(one, two, self.size), alpha=2)
-        return squares.clamp_min_(0)
+        return squares.clamp_min_(0).sqrt_()
 
     def project(self, direction: Tensor) -> Tensor:
         """Projections add up."""
@@ -73,7 +73,7 @@ def cross(one: Term, two: Term, size: int) -> Tensor:
         return two.cross(one.places())
     if isinstance(one, Block) and isinstance(two, Block):
         if one.start + one.size <= two.start or two.start + two.size <= one.start:
-            return torch.zeros_like(one.squared_norms())
+            return torch.zeros_like(one.norms())
         if one.where == two.where:
             return cross(one.term, two.term, one.size)
     parts = [torch.linalg.vecdot(one.rows(where), two.rows(where)) for where in chunks(one.units, size * 8)]
@@ -81,9 +81,7 @@ def cross(one: Term, two: Term, size: int) -> Tensor:
 
 
 def combine(terms: Sequence[Term], size: int) -> Term:
-    """One term for the sum of ``terms`` of a parameter with ``size`` values, in the cheapest form."""
-    if len(terms) == 1:
-        return terms[0]
+    """One term for the sum of at least two ``terms`` of a parameter with ``size`` values, in the cheapest form."""
     outers = [term.places() for term in terms if isinstance(term, Pair | Outer)]
     written = [term.vectors for term in terms if isinstance(term, Dense)]
     others: list[Term] = [term for term in terms if not isinstance(term, Pair | Outer | Dense)]

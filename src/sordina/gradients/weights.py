@@ -1,8 +1,8 @@
-"""Several weighted sums for the price of one, where the weights allow it.
+"""Two weighted sums for the price of one, where the weights allow it.
 
-The queries of a policy give each unit a column of coefficients, one per query. Columns that are multiples of each other
-need one sum between them: with Online clipping a clipped unit has coefficients ``(C/n, 1/n) = (C, 1)/n`` and any other
-``(1, 0)``, so two sums over *disjoint* units answer both queries, at the cost of a single sum over all of them.
+With Online clipping a clipped unit has coefficients ``(C/n, 1/n)`` and any other ``(1, 0)``. The two sums
+``a = sum g_i / n_i`` over the clipped units and ``b = sum g_i`` over the others run over *disjoint* units, and so cost
+as much as a single sum over all of them; the answers are ``C a + b`` and ``a``.
 """
 
 from __future__ import annotations
@@ -10,59 +10,70 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-MOST_PARTS = 3
-"""More directions than this are not worth the bookkeeping: the queries are then summed one by one."""
+TOLERANCE = {4: 2e-6, 8: 4e-15}
+"""How far ratios may differ and still count as rounded from the same number, by the bytes of a number."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Units whose columns are ``mix * scale_i``."""
+class Split:
+    """Units in two parts: in the first the coefficients are ``(ratio, 1) scale``, in the second ``(1, 0) scale``."""
 
-    index: Tensor | None
-    """Which units; None stands for all of them."""
+    order: Tensor | None
+    """Indices of the units, first part first; None if they all are in one part."""
+    first: int
+    """How many units the first part has."""
     scale: Tensor
-    mix: Tensor
-    """Shape (Q,)."""
+    """One factor per unit, in that order."""
+    ratio: float
 
-    def pick(self, x: Tensor) -> Tensor:
-        """The part's rows of ``x``."""
-        return x if self.index is None else x.index_select(0, self.index)
+    def arranged(self, x: Tensor) -> Tensor:
+        """The rows of ``x`` in that order."""
+        return x if self.order is None else x.index_select(0, self.order)
+
+    def parts(self) -> tuple[slice, slice]:
+        """Where the parts lie in that order."""
+        return slice(0, self.first), slice(self.first, len(self.scale))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Coefficients (Q, U), and how they split into parts."""
+    """The coefficients of Q queries for U units, shape (Q, U)."""
 
     rows: Tensor
 
-    @cached_property
+    @property
     def single(self) -> bool:
         """Whether there is only one query."""
-        return self.rows.shape[0] == 1
+        return len(self.rows) == 1
 
     @cached_property
-    def parts(self) -> tuple[Part, ...] | None:
-        """Disjoint parts that cover every unit with a nonzero coefficient; None if there would be too many.
+    def split(self) -> Split | None:
+        """The two parts, if there are two queries and their coefficients allow it.
 
-        >>> norms = torch.tensor([0.5, 2.0, 4.0])
-        >>> online = Weights(torch.stack([(1 / norms).clamp(max=1), (norms > 1) / norms]))
-        >>> [(part.index.tolist(), part.scale.tolist(), part.mix.tolist()) for part in online.parts]
-        [([0], [1.0], [1.0, 0.0]), ([1, 2], [0.5, 0.25], [1.0, 1.0])]
+        >>> norms = torch.tensor([2.0, 0.5, 4.0])
+        >>> split = Weights(torch.stack([(1 / norms).clamp(max=1), (norms > 1) / norms])).split
+        >>> split.order.tolist(), split.first, split.scale.tolist(), split.ratio
+        ([0, 2, 1], 2, [0.5, 0.25, 1.0], 1.0)
         """
-        largest = self.rows.abs().amax(0)
-        directions = self.rows / largest
-        tolerance = 16 * torch.finfo(self.rows.dtype).eps
-        left = largest > 0
-        parts: list[Part] = []
-        while left.any():
-            if len(parts) == MOST_PARTS:
-                return None
-            mix = directions[:, int(left.to(torch.uint8).argmax())]
-            members = ((directions - mix[:, None]).abs_() <= tolerance).all(0).logical_and_(left)
-            index = None if members.all() else members.nonzero()[:, 0]
-            parts.append(Part(index, largest if index is None else largest[index], mix))
-            left &= ~members
-        return tuple(parts)
+        if len(self.rows) != 2:
+            return None
+        rows = self.rows.detach().cpu().numpy()
+        alone = rows[1] == 0
+        first = len(alone) - int(np.count_nonzero(alone))
+        if first == 0:
+            return Split(None, 0, self.rows[0], 0.0)
+        order = alone.argsort(kind="stable")
+        one, two = rows[:, order]
+        ratios = one[:first] / two[:first]
+        low, high = float(ratios.min()), float(ratios.max())
+        if not high - low <= TOLERANCE[rows.dtype.itemsize] * abs(high):
+            return None
+        if first == len(alone):
+            return Split(None, first, self.rows[1], high)
+        two[first:] = one[first:]
+        device = self.rows.device
+        return Split(torch.from_numpy(order).to(device), first, torch.from_numpy(two).to(device), high)

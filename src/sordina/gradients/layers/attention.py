@@ -92,7 +92,7 @@ def _together(module: nn.MultiheadAttention, tap: Callable[..., None], x: Tensor
 
     def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
         left = fold.places(b)
-        yield from _wanted((module.in_proj_weight, lambda: outer(left, fold.places(x))))
+        yield from _wanted((module.in_proj_weight, lambda: outer(left, fold.places(x.detach()))))
         yield from _wanted((module.in_proj_bias, lambda: Dense(left.sum(1))))
 
     tap("in_proj", projected, build, (x,))
@@ -115,7 +115,7 @@ def _apart(
 
         def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
             left, start = fold.places(b), third * width
-            term = outer(left, fold.places(x))
+            term = outer(left, fold.places(x.detach()))
             if stacked:
                 whole = module.in_proj_weight
                 yield from _wanted(

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordina.gradients.layers.fold import Fold, widen
-from sordina.gradients.layers.linear import wants
-from sordina.gradients.terms import Dense, Term, chunks, mix
+from sordina.gradients.layers.linear import own
+from sordina.gradients.terms import Dense, Term, chunks
 from sordina.gradients.weights import Weights
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -47,10 +47,10 @@ class Correlation:
         """Values per vector."""
         return self.signal.shape[1] * (self.image.shape[1] // self.groups) * prod(self.kernel)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """Written down in pieces of the batch that stay in cache."""
         parts = [torch.linalg.vector_norm(rows, dim=1) for _, rows in self._pieces()]
-        return torch.cat(parts).square_()
+        return torch.cat(parts)
 
     def project(self, direction: Tensor) -> Tensor:
         """``<b_i, conv(x_i; u)>``."""
@@ -62,17 +62,18 @@ class Correlation:
 
     def contract(self, weights: Weights, out: Tensor) -> None:
         """The ordinary weight gradient of scaled output gradients."""
-        if weights.parts is None:
-            sums = [self._weight_gradient(None, row) for row in weights.rows]
-            torch.stack(sums, out=out)
-        else:
-            mix([self._weight_gradient(part.index, part.scale) for part in weights.parts], weights, out)
+        split = weights.split
+        if split is None:
+            torch.stack([self._weight_gradient(self.image, self.signal, row) for row in weights.rows], out=out)
+            return
+        image, signal = (split.arranged(x.view(self.units, -1, *x.shape[1:])) for x in (self.image, self.signal))
+        for part, target in zip(split.parts(), (out[1], out[0]), strict=True):
+            target.copy_(
+                self._weight_gradient(image[part].flatten(0, 1), signal[part].flatten(0, 1), split.scale[part])
+            )
+        out[0].add_(out[1], alpha=split.ratio)
 
-    def _weight_gradient(self, index: Tensor | None, scale: Tensor) -> Tensor:
-        image, signal = self.image, self.signal
-        if index is not None:
-            rows = (index[:, None] * self.fold.rows + torch.arange(self.fold.rows, device=index.device)).flatten()
-            image, signal = image[rows], signal[rows]
+    def _weight_gradient(self, image: Tensor, signal: Tensor, scale: Tensor) -> Tensor:
         scale = scale.repeat_interleave(self.fold.rows).view(-1, *[1] * (signal.dim() - 1))
         weight = image.new_empty(1).expand(signal.shape[1], image.shape[1] // self.groups, *self.kernel)
         geometry = (self.stride, self.padding, self.dilation, False, [0] * len(self.kernel), self.groups)
@@ -119,24 +120,24 @@ class Correlation:
 
 def convolution(module: Conv, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """``torch.nn.Conv1d`` to ``Conv3d``, with every padding mode."""
-    if wants(module.weight):
+    if (weight := own(module, "weight")) is not None:
         zeros = module.padding_mode == "zeros"
         padding = _numbers(module) if zeros else ()
         if not padding:
             sides = module._reversed_padding_repeated_twice
             input = F.pad(input, sides) if zeros else F.pad(input, sides, mode=module.padding_mode)
             padding = (0,) * len(module.kernel_size)
-        yield module.weight, _kept(_correlation(module, input, b, padding, fold))
-    if wants(module.bias):
-        yield module.bias, _shift(b, fold)
+        yield weight, _kept(_correlation(module, input, b, padding, fold))
+    if (bias := own(module, "bias")) is not None:
+        yield bias, _shift(b, fold)
 
 
 def transposed(module: ConvTranspose, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """``torch.nn.ConvTranspose1d`` to ``ConvTranspose3d``."""
-    if wants(module.weight):
-        yield module.weight, _kept(_correlation(module, b, input, _numbers(module), fold))
-    if wants(module.bias):
-        yield module.bias, _shift(b, fold)
+    if (weight := own(module, "weight")) is not None:
+        yield weight, _kept(_correlation(module, b, input, _numbers(module), fold))
+    if (bias := own(module, "bias")) is not None:
+        yield bias, _shift(b, fold)
 
 
 def _numbers(module: Conv | ConvTranspose) -> tuple[int, ...]:

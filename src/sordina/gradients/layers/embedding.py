@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from sordina.gradients.layers.fold import Fold, widen
-from sordina.gradients.layers.linear import wants
+from sordina.gradients.layers.linear import own
 from sordina.gradients.lookup import Lookup
 from sordina.gradients.terms import Term
 
 
 def embedding(module: nn.Embedding, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """A table; its padding row learns nothing."""
-    if wants(module.weight):
-        yield module.weight, lookup(module, fold.places(input, keep=0)[..., 0], fold.places(b))
+    if (weight := own(module, "weight")) is not None:
+        yield weight, lookup(module, fold.places(input, keep=0)[..., 0], fold.places(b))
 
 
 def embedding_bag(
@@ -28,7 +28,7 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Term]]:
     """Sums or means of rows: a place's gradient is its bag's, times its weight or divided by the bag's size."""
-    if not wants(module.weight):
+    if (weight := own(module, "weight")) is None:
         return
     if input.dim() == 2:
         indices, weights, real = input, per_sample_weights, torch.ones_like(input, dtype=torch.bool)
@@ -43,7 +43,7 @@ def embedding_bag(
     if weights is not None:
         share = share * weights
     values = widen(b)[:, None, :] * share[:, :, None]
-    yield module.weight, lookup(module, fold.places(indices, keep=0)[..., 0], fold.places(values))
+    yield weight, lookup(module, fold.places(indices, keep=0)[..., 0], fold.places(values))
 
 
 def _padded(

@@ -9,32 +9,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordina.gradients.layers.fold import Fold, widen
-from sordina.gradients.layers.linear import wants
+from sordina.gradients.layers.linear import own
 from sordina.gradients.terms import Dense, Term
 
 
 def layer_norm(module: nn.LayerNorm, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """LayerNorm: the scale has the shape of the last dimensions."""
     keep = len(module.normalized_shape)
-    if wants(module.weight):
+    if (weight := own(module, "weight")) is not None:
         normal = F.layer_norm(widen(input), module.normalized_shape, eps=module.eps)
-        yield module.weight, Dense(fold.total(normal.mul_(b), keep))
-    if wants(module.bias):
-        yield module.bias, Dense(fold.total(b, keep))
+        yield weight, Dense(fold.total(normal.mul_(b), keep))
+    if (bias := own(module, "bias")) is not None:
+        yield bias, Dense(fold.total(b, keep))
 
 
 def rms_norm(module: nn.RMSNorm, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """RMSNorm: LayerNorm without centre or shift."""
-    if wants(module.weight):
+    if (weight := own(module, "weight")) is not None:
         shape = module.normalized_shape
         normal = F.rms_norm(widen(input), shape, eps=module.eps)
-        yield module.weight, Dense(fold.total(normal.mul_(b), len(shape)))
+        yield weight, Dense(fold.total(normal.mul_(b), len(shape)))
 
 
 def group_norm(module: nn.GroupNorm, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
     """GroupNorm: the scale has one value per channel, dimension 1."""
     normal = partial(F.group_norm, widen(input), module.num_groups, eps=module.eps)
-    return _per_channel(module.weight, module.bias, b, fold, normal)
+    return _per_channel(module, b, fold, normal)
 
 
 def instance_norm(
@@ -42,13 +42,13 @@ def instance_norm(
 ) -> Iterator[tuple[Tensor, Term]]:
     """InstanceNorm with a learned scale: each channel of each sample by itself."""
     normal = partial(F.instance_norm, widen(input), eps=module.eps)
-    return _per_channel(module.weight, module.bias, b, fold, normal)
+    return _per_channel(module, b, fold, normal)
 
 
 def _per_channel(
-    weight: Tensor, bias: Tensor, b: Tensor, fold: Fold, normal: Callable[[], Tensor]
+    module: nn.Module, b: Tensor, fold: Fold, normal: Callable[[], Tensor]
 ) -> Iterator[tuple[Tensor, Term]]:
-    if wants(weight):
+    if (weight := own(module, "weight")) is not None:
         yield weight, Dense(fold.by_row(normal().mul_(b).flatten(2).sum(2)))
-    if wants(bias):
+    if (bias := own(module, "bias")) is not None:
         yield bias, Dense(fold.by_row(widen(b).flatten(2).sum(2)))

@@ -151,7 +151,7 @@ class _Direction:
             if self.module.mode == "GRU":
                 candidate = 2 * self.module.hidden_size
                 h_part = torch.cat([b[..., :candidate], b[..., candidate:] * torch.stack(resets)], -1)
-            sides = {"ih": (x_part, steps), "hh": (h_part, torch.stack(before))}
+            sides = {"ih": (x_part, steps.detach()), "hh": (h_part, torch.stack(before))}
             for side, (left, right) in sides.items():
                 weight, bias = self.parameter(f"weight_{side}"), self.parameter(f"bias_{side}")
                 if weight is not None and weight.requires_grad:
