@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from sordina.auditing.scores import lower_rate, upper_rate
+from sordina.reports import words
 from sordina.reports.bars import Bar, Bars
 from sordina.reports.facts import Attack, Run
 from sordina.reports.odds import most_found
@@ -18,7 +19,7 @@ _RISK = 0.025
 
 def budget(runs: Sequence[Run]) -> Chart | None:
     """Epsilon spent, step by step."""
-    series = _lines(runs, "epsilon", start=(0.0, 0.0))
+    series = _lines([run for run in runs if run.private], "epsilon", among=runs)
     ends = ", ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in series)
     return _chart(
         "Budget over time", f"The epsilon spent grows with every step: {ends}.",
@@ -36,19 +37,19 @@ def accuracy(runs: Sequence[Run]) -> Chart | None:
 
 def loss(runs: Sequence[Run]) -> Chart | None:
     """Validation loss, for runs that have no accuracy."""
-    series = _lines([run for run in runs if run.last("accuracy") is None], "loss", among=runs)
-    ends = ", ".join(f"{line.name} {line.points[-1][1]:.3g}" for line in series)
+    series = _lines([run for run in runs if run.accuracy is None], "loss", among=runs)
+    ends = ", ".join(f"{run.name} {run.loss:.3g}" for run in runs if run.accuracy is None and run.loss is not None)
     log = bool(series) and all(y > 0 for line in series for _, y in line.points)
     axes = Axis(_unit(runs)), Axis("loss on validation data (lower is better)", log=log)
-    return _chart("Utility: loss", f"Loss at the end: {ends}.", *axes, series)
+    return _chart("Utility: loss", f"Loss of the models that were kept: {ends}.", *axes, series)
 
 
 def threshold(runs: Sequence[Run]) -> Chart | None:
     """The clipping threshold, where clipping happened."""
     series = _lines([run for run in runs if run.private], "threshold", among=runs)
-    moves = ", ".join(f"{line.name} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series)
+    moves = ", ".join(f"{line.name} {_move(line)}" for line in series)
     axes = Axis(_unit(runs)), Axis("clipping threshold C (gradient norm)", log=True)
-    return _chart("Clipping threshold", f"The threshold moves: {moves}.", *axes, series)
+    return _chart("Clipping threshold", f"What is clipped, and hence how much noise there is: {moves}.", *axes, series)
 
 
 def roc(run: Run) -> Chart | None:
@@ -63,7 +64,7 @@ def roc(run: Run) -> Chart | None:
     claim = run.claim
     if run.private and claim.epsilon is not None and claim.trust == "central":
         allowed = tuple((x, most_found(claim.epsilon, claim.delta or 0.0, x)) for x in grid)
-        series.append(Series(f"most that ε = {claim.epsilon:.3g} allows", allowed, reference=True))
+        series.append(Series(f"most that ε = {claim.epsilon:.3g} allows", allowed, 1, reference=True))
     axes = [Axis(f"{which} positive rate", log=True, percent=True, low=floor, high=1.0) for which in ("false", "true")]
     best = max(curves, key=lambda attack: attack.auc.value if attack.auc else 0.0)
     area = f" Area under the curve of {best.name}: {best.auc.value:.3f}." if best.auc else ""
@@ -78,11 +79,12 @@ def measured(runs: Sequence[Run]) -> Bars | None:
         claimed = run.claim.epsilon if run.private and run.claim.epsilon is not None else math.inf
         for attack in run.attacks:
             says = "no privacy claimed" if math.isinf(claimed) else f"claimed ε = {claimed:.3g}"
-            words = f"{run.name}, {attack.name}: measured ε ≥ {attack.measured:.3g}; {says}"
-            bars.append(Bar(f"{run.name} · {attack.name}", attack.measured, index % STYLES, claimed, words))
+            told = f"{run.name}, {attack.name}: measured ε ≥ {attack.measured:.3g}; {says}"
+            bars.append(Bar(f"{run.name} · {attack.name}", attack.measured, index % STYLES, claimed, told))
     if not bars:
         return None
-    summary = "; ".join(bar.words for bar in bars) + "."
+    found = [f"{run.name} {words.proven(run.measured)}" for run in runs if run.measured is not None]
+    summary = f"The most that attacks prove: {'; '.join(found)}."
     return Bars("Measured against claimed ε", summary, Axis("ε: bar = measured at least, mark = claimed"), tuple(bars))
 
 
@@ -121,8 +123,8 @@ def fairness(run: Run) -> Bars | None:
         ("decided rightly", "accuracy"),
     )
     bars = tuple(
-        Bar(f"{group.name}: {words}", value, index % STYLES)
-        for words, name in rates
+        Bar(f"{group.name}: {rate}", value, index % STYLES)
+        for rate, name in rates
         for index, group in enumerate(run.fairness.groups)
         if (value := getattr(group, name)) is not None
     )
@@ -130,9 +132,7 @@ def fairness(run: Run) -> Bars | None:
     return Bars(f"Fairness of {run.name}", "Rates of decisions by group.", axis, bars) if bars else None
 
 
-def _lines(
-    runs: Sequence[Run], fact: str, *, start: tuple[float, float] | None = None, among: Sequence[Run] | None = None
-) -> list[Series]:
+def _lines(runs: Sequence[Run], fact: str, *, among: Sequence[Run] | None = None) -> list[Series]:
     """One line per run that knows ``fact``; a run keeps its style in every chart."""
     everybody = list(among or runs)
     series = []
@@ -140,9 +140,13 @@ def _lines(
         values = [(moment.step, getattr(moment, fact)) for moment in run.history]
         points = [(float(step), value) for step, value in values if value is not None]
         if points:
-            points = [start, *points] if start else points
             series.append(Series(run.name, tuple(points), everybody.index(run) % STYLES))
     return series
+
+
+def _move(line: Series) -> str:
+    first, last = line.points[0][1], line.points[-1][1]
+    return f"stays at {last:.3g}" if first == last else f"goes from {first:.3g} to {last:.3g}"
 
 
 def _chart(title: str, summary: str, x: Axis, y: Axis, series: list[Series]) -> Chart | None:

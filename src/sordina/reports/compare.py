@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from sordina.reports import sections, words
-from sordina.reports.facts import Report, Run
+from sordina.reports.facts import Report, Run, last
 from sordina.reports.html import section, table
 from sordina.reports.odds import best_guess, percent_up, rounded_up
 
@@ -43,19 +42,13 @@ def _guess(run: Run) -> str | None:
     return percent_up(best_guess(claim.epsilon, claim.delta or 0.0))
 
 
-def _of(fact: str, form: str) -> Callable[[Run], str | None]:
-    def tell(run: Run) -> str | None:
-        value = run.last(fact)
-        return None if value is None else format(value, form)
-
-    return tell
+def _threshold(run: Run) -> str | None:
+    value = last(run.history, "threshold")
+    return None if value is None or not run.private else f"{value:.3g}"
 
 
 def _measured(run: Run) -> str | None:
-    found = run.measured
-    if found is None:
-        return None
-    return f"ε ≥ {'∞' if math.isinf(found.measured) else format(found.measured, '.3g')} ({found.name})"
+    return None if run.measured is None else words.proven(run.measured)
 
 
 def _leaked(run: Run) -> str | None:
@@ -69,15 +62,15 @@ _FACTS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("model", lambda run: run.model),
     ("epsilon", lambda run: rounded_up(run.claim.epsilon) if run.private and run.claim.epsilon else None),
     ("delta", lambda run: f"{run.claim.delta:.3g}" if run.private and run.claim.delta is not None else None),
-    ("protects", lambda run: f"{run.claim.unit}, {run.claim.adjacency}, {run.claim.trust}" if run.private else None),
+    ("protects", lambda run: words.protects(run.claim) if run.private else None),
     ("odds grow at most", lambda run: words.odds_short(run) if run.claim.sound else None),
     ("attacker right at most", _guess),
     ("attacks prove", _measured),
     ("largest leakage of a client", _leaked),
-    ("accuracy", _of("accuracy", ".2%")),
-    ("loss", _of("loss", ".4g")),
+    ("accuracy", lambda run: None if run.accuracy is None else f"{run.accuracy:.2%}"),
+    ("loss", lambda run: None if run.loss is None else f"{run.loss:.4g}"),
     ("clipping", lambda run: run.clipping.partition("(")[0] if run.clipping and run.private else None),
-    ("final threshold", lambda run: _of("threshold", ".3g")(run) if run.private else None),
+    ("final threshold", _threshold),
     ("noise multiplier", lambda run: f"{run.claim.noise_multiplier:.3g}" if run.claim.noise_multiplier else None),
     ("steps", lambda run: f"{run.steps}" if run.steps else None),
     ("command", lambda run: run.command),

@@ -50,8 +50,8 @@ class Size:
     private_epochs: float = 20
     planted: int = 100
     rounds: int = 120
-    clients: int = 200
-    restarts: int = 3
+    clients: int = 1000
+    restarts: int = 2
     iterations: int = 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,6 +40,12 @@ class Moment:
     learning_rate: float | None = None
     loss: float | None = None
     accuracy: float | None = None
+
+
+def last(history: Sequence[Moment], fact: str) -> float | None:
+    """The last known value of a `Moment`'s field."""
+    values = (getattr(moment, fact) for moment in reversed(history))
+    return next((value for value in values if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,9 @@ class Run:
     steps: int | None = None
     clipping: str | None = None
     history: tuple[Moment, ...] = ()
+    loss: float | None = None
+    """On validation data, of the model that was kept."""
+    accuracy: float | None = None
     attacks: tuple[Attack, ...] = ()
     reconstructions: tuple[Reconstruction, ...] = ()
     leakage: tuple[float, ...] = ()
@@ -136,11 +146,6 @@ class Run:
     def private(self) -> bool:
         """Whether it claims any privacy."""
         return bool(self.claim.private)
-
-    def last(self, fact: str) -> float | None:
-        """The last known value of a `Moment`'s field."""
-        values = (getattr(moment, fact) for moment in reversed(self.history))
-        return next((value for value in values if value is not None), None)
 
     @property
     def measured(self) -> Attack | None:

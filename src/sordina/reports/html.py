@@ -38,13 +38,13 @@ def keys(pairs: Iterable[tuple[str, str | None]]) -> str:
     return f'<dl class="key">{inside}</dl>' if inside else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A table that scrolls sideways by itself when it is too wide."""
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, kind: str = "") -> str:
+    """A table that scrolls sideways by itself when it is too wide; a ``tight`` one does not break lines."""
     header = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join("<tr>" + _cells(row) + "</tr>" for row in rows)
     label = escape(caption)
     return (
-        f'<div class="wide" role="region" aria-label="{label}" tabindex="0"><table aria-label="{label}">'
+        f'<div class="wide" role="region" aria-label="{label}" tabindex="0"><table{_class(kind)} aria-label="{label}">'
         f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -59,7 +59,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
     """``value`` in ``digits`` significant digits, never below it.
 
     >>> rounded_up(20.0855), rounded_up(0.1), rounded_up(123456.0)
-    ('20.1', '0.1', '124,000')
+    ('20.1', '0.100', '124,000')
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"

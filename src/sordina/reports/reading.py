@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,9 +28,11 @@ from typing import Any
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.reports.attacked import attacks, fairness, reconstructions
-from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run
+from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
 
 _MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json")
+_FIRST = re.compile(r"\b(?:initial|threshold|C)=([0-9.eE+-]+)")
+"""The first threshold in a policy's name."""
 _METRIC = (
     "Metric privacy hides an update among those within its radius; how much two clients that differ more can be told "
     "apart grows with their distance.",
@@ -70,7 +73,7 @@ def run(folder: str | Path) -> Run:
         )
     privacy, result = _object(folder / "privacy.json"), _object(folder / "result.json")
     recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
-    history = _history(folder / "metrics.jsonl")
+    history = _history(folder / "metrics.jsonl", privacy)
     audited = _object(folder / "audit.json")
     kind = _kind(privacy, recipe, history)
     finished = bool(privacy) or kind == "audit"
@@ -85,6 +88,8 @@ def run(folder: str | Path) -> Run:
         steps=privacy.get("steps") or privacy.get("rounds") or (history[-1].step if history else None),
         clipping=privacy.get("clipping"),
         history=history,
+        loss=_number(result.get("validation_loss", last(history, "loss"))),
+        accuracy=_number(result.get("validation_accuracy", last(history, "accuracy"))),
         attacks=attacks(audited),
         reconstructions=reconstructions(_object(folder / "inversion.json") or audited),
         leakage=_leakage(privacy),
@@ -141,10 +146,14 @@ def _claim(privacy: dict[str, Any]) -> Claim:
     )
 
 
-def _history(path: Path) -> tuple[Moment, ...]:
+def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:
+    """The lines in order of steps; a private training run starts at step 0, with its first threshold."""
     if not path.is_file():
         return ()
     moments: dict[int, Moment] = {}
+    first = _FIRST.search(str(privacy.get("clipping", "")))
+    if privacy.get("private"):
+        moments[0] = Moment(0, epsilon=0.0, threshold=float(first[1]) if first else None)
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             moment = _moment(json.loads(line))

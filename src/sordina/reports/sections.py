@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from html import escape
 
 from sordina.reports import charts, words
-from sordina.reports.facts import Account, Reconstruction, Report, Run
+from sordina.reports.facts import Account, Image, Reconstruction, Report, Run
 from sordina.reports.html import bullets, cards, figure, keys, paragraph, section, table
 from sordina.reports.odds import best_guess, percent_up, rounded_up
 from sordina.reports.picture import data_address
 
+_FEW = (
+    "In brackets: 95 % confidence intervals. Where there are fewer others than a rate of false alarms can count, the "
+    "rate stands for no false alarm at all."
+)
 _GENERAL = (
     "What follows from everybody's data together, such as that smoking causes cancer, may be learned and may hurt a "
     "person who took no part; that is not what a guarantee of this kind is about.",
@@ -21,7 +25,8 @@ _GENERAL = (
 
 def answer(report: Report) -> str:
     """First of all: what was trained, on whom, and what an attacker can at most learn."""
-    return section("answer", "The answer first", cards(_card(run) for run in report.runs))
+    judged = [run for run in report.runs if run.kind != "audit" or run.attacks]
+    return section("answer", "The answer first", cards((_card(run) for run in judged), "cards duo"))
 
 
 def _card(run: Run) -> str:
@@ -41,29 +46,23 @@ def _gauge(run: Run) -> str:
         return ""
     share = best_guess(claim.epsilon, claim.delta or 0.0) if run.private and claim.epsilon else 1.0
     said = percent_up(share) if run.private else "no limit"
-    x = 4 + 292 * (share - 0.5) * 2
-    side = "end" if x > 150 else "start"
-    colour = "s0" if run.private else "s1"
     return (
-        f'<div class="gauge"><svg viewBox="0 0 300 46" role="img" aria-label="Best attacker: {escape(said)}, between '
-        f'50 % (guessing) and 100 % (certain)"><path class="axis" d="M4 24H296"/>'
-        f'<rect class="bar {colour}" x="4" y="20" width="{max(2.0, x - 4):.1f}" height="8" rx="4"/>'
-        f'<text x="{x:.1f}" y="13" text-anchor="{side}" class="value">{escape(said)}</text>'
-        '<text class="tick" x="4" y="43">50 % guessing</text>'
-        '<text class="tick" x="296" y="43" text-anchor="end">100 % certain</text></svg></div>'
+        f'<div class="gauge" role="img" aria-label="The best attacker is right: {escape(said)}, where 50 % is guessing '
+        f'and 100 % is certainty"><div class="track"><div class="{"fill" if run.private else "fill all"}" '
+        f'style="width:{200 * (share - 0.5):.1f}%"><b>{escape(said)}</b></div></div>'
+        "<p><span>50 % guessing</span><span>100 % certain</span></p></div>"
     )
 
 
 def _facts(run: Run) -> list[tuple[str, str | None]]:
-    claim, accuracy, found = run.claim, run.last("accuracy"), run.measured
-    exact = f"ε = {rounded_up(claim.epsilon)}" if claim.epsilon is not None else None
-    exact = f"{exact}, δ = {claim.delta:.3g}" if exact and claim.delta is not None else exact
+    claim, found = run.claim, run.measured
+    exact = f"ε = {rounded_up(claim.epsilon)}, δ = {claim.delta or 0:.3g}" if claim.epsilon is not None else None
     return [
         ("Guarantee", exact if run.private else None),
-        ("Protects", f"one {claim.unit}, {claim.adjacency} neighbours, {claim.trust} model" if run.private else None),
-        ("Accuracy", None if accuracy is None else f"{accuracy:.1%}"),
-        ("Loss", f"{run.last('loss'):.4g}" if accuracy is None and run.last("loss") is not None else None),
-        ("Attacks prove", None if found is None else f"ε ≥ {_number(found.measured)} ({found.name})"),
+        ("Protects", words.protects(claim) if run.private else None),
+        ("Accuracy", None if run.accuracy is None else f"{run.accuracy:.1%}"),
+        ("Loss", f"{run.loss:.4g}" if run.accuracy is None and run.loss is not None else None),
+        ("Attacks prove", None if found is None else words.proven(found)),
         ("Clipping", run.clipping.partition("(")[0] if run.clipping and run.private else None),
     ]
 
@@ -104,43 +103,36 @@ def attacked(report: Report) -> str:
                   "from above, and the truth lies between.", "hint"),
         alarm if refuted else "",
         cards(figures, "cards charts"),
-        f'<div class="card" style="margin-top:16px">{table(head, rows, "Membership attacks")}</div>',
+        f'<div class="card" style="margin-top:16px">{table(head, rows, "Membership attacks", "tight")}'
+        f"{paragraph(_FEW, 'hint')}</div>",
     )  # fmt: skip
 
 
 def reconstructed(report: Report) -> str:
-    """Originals next to what an attacker made of the update."""
+    """Originals next to what an attacker made of the updates they caused."""
     parts = []
     for run in report.runs:
-        if run.reconstructions:
-            inside = "".join(_pair(case) for case in run.reconstructions)
-            parts.append(f'<article class="card"><h3>{escape(run.name)}</h3>{inside}</article>')
-    return section(
-        "images", "Images rebuilt from updates",
-        paragraph("Whoever sees one unprotected update of one client can search for the image that causes it.", "hint")
-        if parts else "",
-        cards(parts),
-    )  # fmt: skip
+        shown: dict[tuple[str, Image], list[Reconstruction]] = {}
+        for case in run.reconstructions:
+            shown.setdefault((case.attack, case.original), []).append(case)
+        for (attack, original), cases in shown.items():
+            shots = _shot(original, "The client's image", "original") + "".join(_rebuilt(case) for case in cases)
+            title = f"{run.name}: rebuilt by {attack}"
+            parts.append(f'<article class="card"><h3>{escape(title)}</h3><div class="shots">{shots}</div></article>')
+    hint = "Whoever sees a bare update of one client can search for the image that causes it. Noise spoils the search."
+    return section("images", "Images rebuilt from updates", paragraph(hint, "hint") if parts else "", cards(parts))
 
 
-def _pair(case: Reconstruction) -> str:
-    quality = ", ".join(
-        part
-        for part in (
-            f"PSNR {case.psnr:.1f} dB" if case.psnr is not None else "",
-            f"SSIM {case.ssim:.2f}" if case.ssim is not None else "",
-        )
-        if part
-    )
-    shots = [
-        (case.original, "original", "The client's image"),
-        (case.result, f"rebuilt; defence: {case.defence}", f"Image rebuilt by {case.attack}, defence {case.defence}"),
-    ]
-    inside = "".join(
-        f'<div><img src="{data_address(image)}" width="132" height="132" alt="{escape(alt)}">{paragraph(text)}</div>'
-        for image, text, alt in shots
-    )
-    return f'<div class="shots" style="margin-top:10px">{inside}</div>{paragraph(quality, "hint")}'
+def _rebuilt(case: Reconstruction) -> str:
+    defence = "no defence" if case.defence == "none" else case.defence
+    values = (("PSNR {:.1f} dB", case.psnr), ("SSIM {:.2f}", case.ssim))
+    quality = ", ".join(form.format(value) for form, value in values if value is not None)
+    return _shot(case.result, f"Image rebuilt by {case.attack}, {defence}", defence, quality)
+
+
+def _shot(image: Image, alt: str, *lines: str) -> str:
+    said = "".join(paragraph(line) for line in lines if line)
+    return f'<div><img src="{data_address(image)}" width="132" height="132" alt="{escape(alt)}">{said}</div>'
 
 
 def clients(report: Report) -> str:
@@ -222,8 +214,8 @@ def _together(runs: Sequence[Run]) -> list[str]:
             shared.setdefault(run.dataset, []).append(run)
     return [
         f"Each figure holds for one model alone. Who releases all {len(group)} private models of “{dataset}” spends up "
-        f"to ε = {rounded_up(sum(run.claim.epsilon or 0.0 for run in group))} together; the ledger's figure, if any, "
-        "is the exact one."
+        f"to ε = {rounded_up(sum(run.claim.epsilon or 0.0 for run in group))} together; a ledger has the "
+        "sharper bound."
         for dataset, group in shared.items()
         if len(group) > 1
     ]

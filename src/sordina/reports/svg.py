@@ -11,6 +11,7 @@ WIDTH, HEIGHT = 440, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 428, 30, 238
 _MARKED = 40
 """A series with more points than this has markers on a part of them only."""
+_LIMITS = ("4 4", "1 3")
 _DASHES = ("", "6 4", "2 3", "9 3 2 3", "1 4", "12 4")
 STYLES = 6
 """How many series can be told apart."""
@@ -220,7 +221,7 @@ def _path(points: Iterable[tuple[float, float]], across: Scale, up: Callable[[fl
 
 
 def _dash(series: Series) -> str:
-    return "4 4" if series.reference else _DASHES[series.style % STYLES]
+    return _LIMITS[series.style % len(_LIMITS)] if series.reference else _DASHES[series.style % STYLES]
 
 
 def _marker(x: float, y: float, style: int) -> str:

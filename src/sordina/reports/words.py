@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sordina.reports.facts import Run
+from sordina.reports.facts import Attack, Claim, Run
 from sordina.reports.odds import best_guess, most_found, odds_factor, percent_up, rounded_up
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -68,12 +68,12 @@ def _odds(run: Run) -> list[str]:
         if claim.adjacency == "add-remove"
         else f"which of two candidates for one {who}'s place was in the training data"
     )
-    save = f", but for a chance of {rounded_up(delta)}" if delta else ""
+    save = f", but for a chance of 1 in {math.floor(1 / delta + 1e-9):,}" if delta else ""
     return [
-        f"Suppose an attacker sees the model, knows everything else, and finds both answers equally likely to {bet}. "
-        f"He guesses right at most {percent_up(best_guess(epsilon, delta))} of the time, where a coin has 50 %.",
-        f"His odds grow at most {rounded_up(odds_factor(epsilon))}-fold (ε = {rounded_up(epsilon)}){save}.",
-        f"If he wrongly accuses 1 % of those who were not in, he finds at most "
+        f"Suppose an attacker sees the model, knows all the other data, and asks {bet}. A coin guesses right half "
+        f"of the time; the attacker does so at most {percent_up(best_guess(epsilon, delta))} of the time.",
+        f"The odds move at most {rounded_up(odds_factor(epsilon))}-fold either way (ε = {rounded_up(epsilon)}){save}.",
+        f"An attacker who wrongly accuses 1 % of those who were not in finds at most "
         f"{percent_up(most_found(epsilon, delta, 0.01))} of those who were.",
     ]
 
@@ -90,6 +90,20 @@ def _metric(run: Run) -> list[str]:
         f"The client who took part most often leaked {rounded_up(most) if most else 0}: seeing all its messages, an "
         f"attacker's odds between two updates within the radius {limit}.",
     ]
+
+
+def protects(claim: Claim) -> str:
+    """Whom the guarantee is for."""
+    if claim.trust == "metric":
+        return f"each message of one {_WHO.get(claim.unit, claim.unit)}, within the radius"
+    return f"one {_WHO.get(claim.unit, claim.unit)}, {claim.adjacency} neighbours, {claim.trust} model"
+
+
+def proven(attack: Attack) -> str:
+    """What the attack with the largest bound shows."""
+    if attack.measured == 0:
+        return "nothing (ε ≥ 0)"
+    return f"ε ≥ {'∞' if math.isinf(attack.measured) else format(attack.measured, '.3g')} ({attack.name})"
 
 
 def leaked(run: Run) -> float | None:
