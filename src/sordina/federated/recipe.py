@@ -60,7 +60,7 @@ class Habits:
 
 HABITS = {
     "synthetic": Habits(200, 7, 0.1, 10, patience=6, steady_rate=5.0),
-    "synthetic-fairness": Habits(200, 20, 0.1, 10, patience=6, steady_rate=5.0),
+    "synthetic-fairness": Habits(200, 50, 0.1, 10, patience=6, steady_rate=5.0),
     "hospital": Habits(300, 100, 0.05, 10, patience=30, sample=200),
     "mnist-writers": Habits(500, 20, 0.1, 20, patience=5, every=5),
     "femnist": Habits(500, 20, 0.1, 20, patience=5, every=5),
