@@ -17,16 +17,6 @@ FLAGS = """
 --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage
 """
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-]
 pytestmark = pytest.mark.skipif(
     BROWSER is None or DRIVER is None, reason="needs Debian's packages chromium and chromium-driver"
 )
