@@ -8,7 +8,7 @@ With all m units in the data, ``P = sum_j Bin(j; m, q) N(g_j, s^2)`` where ``|g_
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class BinomialLoss:
     rate: float
     size: int
     swapped: bool = False
+    leak: float = field(default=0.0, init=False)
 
     @property
     def _log_weights(self) -> Array:

@@ -43,7 +43,7 @@ def discretise(pair: Pair, step: float, tail: float, mirrored: bool = False) -> 
     """The loss of ``pair`` on multiples of ``step``, leaving at most ``tail`` of finite loss to infinity."""
     low, high = pair.span(tail)
     start = 0 if mirrored else math.floor(low / step)
-    stop = max(math.ceil(high / step), start + 1)
+    stop = max(math.floor(high / step + 1e-6) + 1, start + 1)
     edges = multiples(step, start, stop + 1)
     cut = pair.cut(edges)
     up = np.minimum((cut.gain + cut.error) / -math.expm1(-step), cut.mass)

@@ -6,7 +6,7 @@ The two tails as functions of the threshold t are all that sampling and composit
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,11 @@ class Loss(Protocol):
         ...
 
     @property
+    def leak(self) -> float:
+        """The mass of P at infinite loss."""
+        ...
+
+    @property
     def scale(self) -> float:
         """The largest number, in units of the loss, that is rounded on the way from a threshold to a tail."""
         ...
@@ -44,6 +49,7 @@ class GaussianLoss:
     """``N(1, s^2)`` against ``N(0, s^2)``: L is normal with mean +-1/(2 s^2) and variance 1/s^2."""
 
     noise: float
+    leak: float = field(default=0.0, init=False)
 
     def tails(self, thresholds: Array) -> tuple[Array, Array]:
         """``Phi(1/(2s) - t s)`` and ``Phi(-1/(2s) - t s)``."""
@@ -66,6 +72,7 @@ class LaplaceLoss:
     """``Lap(0, b)`` against ``Lap(1, b)``: L falls from 1/b to -1/b between 0 and 1, and is constant outside."""
 
     noise: float
+    leak: float = field(default=0.0, init=False)
 
     def tails(self, thresholds: Array) -> tuple[Array, Array]:
         """``L > t`` means ``x < (1 - t b)/2``."""
@@ -108,6 +115,11 @@ class ResponseLoss:
     def span(self, tail: float) -> tuple[float, float]:
         """The finite losses are bounded by epsilon."""
         return -self.epsilon, self.epsilon
+
+    @property
+    def leak(self) -> float:
+        """Delta."""
+        return self.delta
 
     @property
     def scale(self) -> float:

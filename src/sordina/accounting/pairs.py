@@ -145,9 +145,10 @@ class Added:
     rate: float
 
     def span(self, tail: float) -> tuple[float, float]:
-        """The span of the loss, sampled."""
+        """The span of the loss, sampled; an infinite loss becomes ``-ln(1-q)``."""
         low, high = self.loss.span(tail)
-        return -_sampled(-low, self.rate), -_sampled(-high, self.rate)
+        highest = -_sampled(-high, self.rate) if not self.loss.leak else -float(np.log1p(-self.rate))
+        return -_sampled(-low, self.rate), highest
 
     def cut(self, thresholds: Array) -> Cut:
         """Cut where the loss before sampling is ``t0 = -ln(1 + (e^-t - 1)/q)``, inf from ``-ln(1 - q)`` on."""

@@ -156,7 +156,7 @@ def _first_step(direction: Direction) -> float:
 def _curve(
     direction: Direction, step: float, tail: float, log_delta: float | None = None, epsilon: float | None = None
 ) -> Curve:
-    """The composed curve on a grid of ``step``, or coarser, with at most ``tail`` of delta spent on losses beyond it."""
+    """The composed curve on a grid of ``step`` or coarser, at most ``tail`` of delta spent on losses beyond it."""
     count = sum(term.count for term in direction)
     parts = [(discretise(term.pair, step, tail / count, term.mirrored), term.count) for term in direction]
     try:

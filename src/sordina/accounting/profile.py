@@ -45,6 +45,11 @@ class CornerLoss:
         return -self.corners[-1], self.corners[-1]
 
     @property
+    def leak(self) -> float:
+        """What is left beyond the last corner."""
+        return self.upper[-1]
+
+    @property
     def scale(self) -> float:
         """The largest corner."""
         return self.corners[-1]

@@ -103,7 +103,7 @@ def window(parts: Parts, log_delta: float | None, epsilon: float | None) -> Wind
     rough = Cumulants.of(parts, rough=True)
     step = parts[0][0].step
     reach = sum(count * float(losses[-1] - losses[0]) for losses, _, count in rough.parts)
-    gentlest, steepest = 1e-3 / max(reach, step), 1e4 / step
+    gentlest, steepest = 1e-3 / max(reach, step), 50 / step
 
     def missed(tilt: float) -> float:
         """How far the saddle point at ``tilt`` is from what is asked, falling with the tilt."""
