@@ -116,17 +116,26 @@ class Outcome:
             "selection": {
                 "kind": str(self.selection.kind),
                 "label": self.selection.label,
-                "event": to_dict(self.scheme.choice),
+                "event": _plain(to_dict(self.scheme.choice)),
             },
             "method": self.scheme.method,
             "reason": self.scheme.reason,
             "noise_multiplier": self.scheme.noise_multiplier,
             "noise_by_method": self.scheme.noise_by_method,
             "accountant": self.scheme.accountant,
-            "event": to_dict(self.scheme.event),
+            "event": _plain(to_dict(self.scheme.event)),
             "candidates": self.candidates,
             "runs": [vars(run) for run in self.runs],
             "releasable": self.releasable,
             "caveats": list(CAVEATS),
             "seconds": round(self.seconds, 3),
         }
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no infinity: it is written as the text "inf"."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -26,7 +26,7 @@ from sordina.training.losses import Loss
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU, nn.Softplus, nn.Identity)
 MOST_WEIGHTS = 30_000
-"""Where stacking stops to pay: measured by ``python -m benchmarks.stacked``."""
+"""Where stacking stops to pay: measured by ``python benchmarks/stacked.py``."""
 
 
 def layers(model: nn.Module) -> list[nn.Module] | None:

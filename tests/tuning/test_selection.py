@@ -1,0 +1,103 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.tuning.world import world
+from torch import nn
+
+from sordina import Budget
+from sordina.errors import TrainingFailed
+from sordina.tuning.choice import _best, _best_on_average
+from sordina.tuning.run import Result
+from sordina.tuning.selection import LABELS, Kind, Selection, score
+from sordina.tuning.watchers import better
+from sordina.types import Adjacency
+
+CROSS_ENTROPY = nn.functional.cross_entropy
+
+
+def model(seed, outputs=2):
+    torch.manual_seed(seed)
+    return nn.Linear(4, outputs)
+
+
+@pytest.mark.parametrize("classify", [True, False])
+def test_one_record_changes_every_score_by_at_most_one_and_all_the_same_way(classify):
+    x, y = world(60, 0)
+    loss = CROSS_ENTROPY if classify else nn.functional.mse_loss
+    targets = y if classify else 3 * torch.randn(60, 4)
+    for seed in range(5):
+        net = model(seed, 2 if classify else 4)
+        whole = score(net, loss, (x, targets), bound=0.5)
+        for left_out in range(0, 60, 7):
+            keep = torch.arange(60) != left_out
+            change = whole - score(net, loss, (x[keep], targets[keep]), bound=0.5)
+            assert -1e-9 <= change <= 1 + 1e-9
+
+
+def test_a_broken_model_scores_within_bounds():
+    x, y = world(30, 0)
+    net = model(0)
+    with torch.no_grad():
+        net.weight.fill_(math.nan)
+    assert 0 <= score(net, CROSS_ENTROPY, (x, y)) <= 30
+    assert score(model(0, 4), nn.functional.mse_loss, (x, torch.full_like(x, math.inf))) == 0
+
+
+def test_scores_do_not_depend_on_how_rows_are_batched():
+    x, y = world(60, 0)
+    assert score(model(0), CROSS_ENTROPY, (x, y), batch=7) == score(model(0), CROSS_ENTROPY, (x, y), batch=60)
+
+
+def test_the_private_choice_follows_the_exponential_mechanism():
+    scores = np.array([50.0, 55.0, 60.0])
+    chooser = Selection(share=0.05).chooser(Budget(3, 1e-5), Adjacency.ADD_REMOVE)
+    weights = np.exp(0.15 * (scores - scores.max()))  # eps u / S: counts are monotonic, so without the 2
+    expected = weights / weights.sum()
+    rng, draws = np.random.default_rng(5), 4000
+    counts = np.bincount([chooser.release(scores, rng) for _ in range(draws)], minlength=3)
+    chi_square = float(((counts - draws * expected) ** 2 / (draws * expected)).sum())
+    assert chi_square < 13.8  # 99.9 % quantile at 2 degrees of freedom
+    twice = np.exp(0.30 * (scores - scores.max()))
+    twice /= twice.sum()
+    assert ((counts - draws * twice) ** 2 / (draws * twice)).sum() > 100  # a wrong scale would show
+
+
+def test_every_kind_says_what_it_is():
+    assert set(LABELS) == set(Kind)
+    assert "validation records" in Selection().label
+    assert "PUBLIC" in Selection("public").label
+    assert "TEST SET" in Selection("thesis-test-set").label
+    assert "not paid for" in Selection("thesis-test-set").label
+
+
+def result(number, configuration, value, metric="accuracy", repetition=0):
+    return Result(number, configuration, repetition, {}, 0.0, None, metric, value)
+
+
+def test_the_best_exact_score_wins():
+    runs = [result(0, {"a": 1}, 0.5), result(1, {"a": 2}, 0.9), result(2, {"a": 3}, None)]
+    assert _best(runs).number == 1
+    losses = [result(0, {"a": 1}, 0.5, "loss"), result(1, {"a": 2}, 0.9, "loss")]
+    assert _best(losses).number == 0
+    with pytest.raises(TrainingFailed):
+        _best([result(0, {}, None)])
+
+
+def test_the_thesis_averages_over_seeds():
+    runs = [
+        result(0, {"a": 1}, 0.9), result(1, {"a": 2}, 0.8),
+        result(2, {"a": 1}, 0.5, repetition=1), result(3, {"a": 2}, 0.7, repetition=1),
+    ]  # fmt: skip
+    choice = _best_on_average(runs)
+    assert (choice.number, choice.score) == (1, 0.75)
+    assert choice.spread == pytest.approx(math.sqrt(0.005))
+    broken = [*runs[:3], result(3, {"a": 2}, None, repetition=1)]
+    assert _best_on_average(broken).number == 0
+
+
+def test_better():
+    assert better("accuracy", 0.5, None)
+    assert not better("accuracy", None, None)
+    assert not better("accuracy", math.nan, 0.1)

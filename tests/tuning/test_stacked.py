@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.tuning.world import mlp, world
+from torch import nn
+
+import sordina as sd
+from sordina.clipping import Automatic, Fixed, Online, Quantile
+from sordina.errors import InvalidInput
+from sordina.gradients import Engine
+from sordina.models import build
+from sordina.seam import ScalarQuery, VectorQuery
+from sordina.training import LearningRateRule
+from sordina.training.losses import per_sample
+from sordina.tuning.run import Brief, Order, finished, perform
+from sordina.tuning.selection import Selection
+from sordina.tuning.stacked import Stack, layers, stackable
+from sordina.tuning.together import perform_together
+
+LOSS = per_sample(nn.functional.cross_entropy)
+
+
+def networks(count, bias=True):
+    made = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        made.append(nn.Sequential(nn.Flatten(), nn.Linear(4, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3)))
+    return made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_network_gets_the_tape_it_would_get_alone(bias):
+    models = networks(3, bias)
+    alone = networks(3, bias)
+    rng = torch.Generator().manual_seed(9)
+    batches = {
+        place: (torch.randn(size, 2, 2, generator=rng), torch.randint(0, 3, (size,), generator=rng))
+        for place, size in ((0, 7), (2, 4))
+    }
+    tapes = Stack(models).record(batches, LOSS)
+    for tape, (place, (x, y)) in zip(tapes, batches.items(), strict=True):
+        with Engine(alone[place]) as engine:
+            expected = engine.record(LOSS(alone[place](x), y))
+        norms = expected.scalars().norms
+        torch.testing.assert_close(tape.scalars().norms, norms)
+        queries = [VectorQuery(torch.rand(len(x))), VectorQuery(1 / norms), ScalarQuery(torch.rand(len(x)))]
+        for got, wanted in zip(tape.contract(queries), expected.contract(queries), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+def test_parameters_are_views_of_the_stack():
+    models = networks(2)
+    before = [parameter.clone() for parameter in models[1].parameters()]
+    stack = Stack(models)
+    for old, new in zip(before, models[1].parameters(), strict=True):
+        assert torch.equal(old, new)
+    with torch.no_grad():
+        models[1][1].weight.zero_()
+    assert torch.equal(stack._weights[0][1], torch.zeros(5, 4))
+
+
+class Clip:
+    """A strategy with a fixed policy."""
+
+    def __init__(self, clipping):
+        self.clipping = clipping
+
+    def __call__(self, configuration):
+        return {"clipping": self.clipping, "lr": configuration["lr"], "learning_rate": LearningRateRule()}
+
+
+@pytest.mark.parametrize("clipping", [Online(), Fixed(0.5), Quantile(), Automatic()])
+def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping):
+    """Same seeds, same batches, same noise: the same weights, the same events, the same scores."""
+    train, held_out = world(200, 0), world(50, 1)
+    orders = [Order(number, {"lr": 0.3 * (number + 1)}, number, 100 + number) for number in range(3)]
+    together = Brief(
+        mlp, Clip(clipping), sd.Budget(50, 1e-5), 1.5, "rdp", Selection("public"), tmp_path / "together", 2
+    )
+    alone = replace(together, folder=tmp_path / "alone")
+    perform_together(together, orders, train, held_out)
+    for order in orders:
+        perform(alone, order, train, held_out)
+        ours = torch.load(together.place(order) / "model.pt", weights_only=True)
+        theirs = torch.load(alone.place(order) / "model.pt", weights_only=True)
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+        mine, other = finished(together.place(order)), finished(alone.place(order))
+        assert (mine.event, mine.stopped, mine.metric) == (other.event, other.stopped, other.metric)
+        assert mine.score == pytest.approx(other.score)
+        assert mine.best_step == other.best_step
+
+
+def test_what_can_be_stacked():
+    assert layers(build("mlp")) is not None
+    assert layers(build("logistic")) is not None
+    assert layers(build("adult-mlp")) is not None
+    assert layers(build("adult-mlp", dropout=0.5)) is None
+    assert layers(build("digits-cnn")) is None
+    assert stackable(mlp(0))
+    assert not stackable(replace(mlp(0), microbatch=8))
+    with pytest.raises(InvalidInput, match="one architecture"):
+        Stack([build("mlp", hidden=8), build("mlp", hidden=9)])
