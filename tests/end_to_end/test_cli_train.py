@@ -30,9 +30,8 @@ def test_train_writes_a_folder_and_prints_json(tmp_path):
 @pytest.mark.slow
 def test_a_budget_that_is_used_up_refuses_with_exit_code_3_and_writes_nothing(tmp_path):
     assert sordina("ledger", "create", "people", "--epsilon", "1", "--delta", "1e-5", cwd=tmp_path).returncode == 0
-    done = sordina(
-        "train", "digits", *FAST, "--out", "b", "--ledger", "sordina-ledger.db", "--dataset-budget", "people", cwd=tmp_path
-    )  # fmt: skip
+    book = ["--ledger", "sordina-ledger.db", "--dataset-budget", "people"]
+    done = sordina("train", "digits", *FAST, "--out", "b", *book, cwd=tmp_path)
     assert done.returncode == 3
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "b").exists()

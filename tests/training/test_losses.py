@@ -12,7 +12,9 @@ OUTPUT, CLASSES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),
 
 
 @pytest.mark.parametrize(
-    "loss", [F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")], ids=repr
+    "loss",
+    [F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")],
+    ids=["function", "mean", "sum"],
 )
 def test_a_reduction_is_undone(loss):
     expected = F.cross_entropy(OUTPUT, CLASSES, reduction="none")
