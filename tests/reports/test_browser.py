@@ -59,7 +59,7 @@ def visit(browser, page, *, width=1440, scheme="light", media=""):
 def requests(browser):
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    return [address for address in sent if not address.startswith("data:")]
+    return [address for address in sent if not address.startswith(("data:", "chrome:"))]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
