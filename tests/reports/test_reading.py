@@ -47,6 +47,31 @@ def test_a_federation(federation):
     assert any("radius" in caveat for caveat in run.caveats)
 
 
+@pytest.mark.parametrize(
+    ("placement", "details", "adjacency"),
+    [
+        ("central", {"adjacency": "replace-one", "noise_multiplier": 1.5}, "replace-one"),
+        ("central", {"adjacency": "add-remove"}, "add-remove"),
+        ("local", {}, "replace-one"),
+        ("record", {}, "add-remove"),
+    ],
+)
+def test_a_federations_neighbours_are_its_own(federation, placement, details, adjacency):
+    privacy = json.loads((federation / "privacy.json").read_text())
+    changed = privacy | {"placement": placement, "details": details, "epsilon": 2.0, "delta": 1e-5}
+    (federation / "privacy.json").write_text(json.dumps(changed))
+    claim = reading.run(federation).claim
+    assert (claim.private, claim.trust, claim.adjacency) == (True, placement, adjacency)
+    assert claim.noise_multiplier == details.get("noise_multiplier")
+
+
+def test_a_federation_without_privacy_claims_none(federation):
+    privacy = json.loads((federation / "privacy.json").read_text())
+    del privacy["leakage_per_client"]
+    (federation / "privacy.json").write_text(json.dumps(privacy | {"placement": "none"}))
+    assert reading.run(federation).claim.private is False
+
+
 def test_an_unfinished_run_has_no_guarantee(private):
     (private / "privacy.json").unlink()
     run = reading.run(private)

@@ -39,6 +39,8 @@ from sordina.types import Adjacency, Budget, Guarantee, Unit
 
 BAD_THRESHOLD = 100.0
 """About thirty times the gradients' norms: the noise, which is proportional to it, drowns them."""
+LEAKAGE_LIMIT = 1.8
+"""Three messages: a client that reached it keeps its update to itself."""
 _MARGIN = 1e-5
 
 
@@ -47,7 +49,7 @@ class Size:
     """How much of everything."""
 
     plain_epochs: int = 40
-    private_epochs: float = 20
+    private_epochs: float = 40
     planted: int = 100
     rounds: int = 120
     clients: int = 1000
@@ -113,6 +115,7 @@ def federate(folder: Path, size: Size, console: Console) -> None:
     """Two hypotheses among clients of two kinds, each message sanitised at the client with a public radius."""
     recipe = federations.Recipe(
         "synthetic-fairness", "metric-pfl-steady", noise=5.0, radius="public:1", rounds=size.rounds,
+        clients_per_round=20, leakage_limit=LEAKAGE_LIMIT,
         options={"clients": size.clients, "validation": size.clients},
     )  # fmt: skip
     trace = record.Trace()

@@ -129,6 +129,7 @@ def _kind(privacy: dict[str, Any], recipe: dict[str, Any], history: tuple[Moment
 def _claim(privacy: dict[str, Any]) -> Claim:
     if not privacy:
         return Claim()
+    privacy = {**privacy.get("details", {}), **privacy}
     epsilon = _number(privacy.get("epsilon"))
     trust = str(privacy.get("model") or privacy.get("placement") or "central")
     return Claim(
@@ -136,7 +137,7 @@ def _claim(privacy: dict[str, Any]) -> Claim:
         epsilon=epsilon,
         delta=_number(privacy.get("delta")),
         unit=str(privacy.get("unit", "record")),
-        adjacency=str(privacy.get("adjacency", "add-remove")),
+        adjacency=str(privacy.get("adjacency") or ("replace-one" if trust == "local" else "add-remove")),
         trust=trust,
         sound=bool(privacy.get("sound", True)),
         accountant=privacy.get("accountant"),

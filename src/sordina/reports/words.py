@@ -63,11 +63,12 @@ def _odds(run: Run) -> list[str]:
         return [claim.statement]
     epsilon, delta = claim.epsilon, claim.delta or 0.0
     who = _WHO.get(claim.unit, claim.unit)
-    bet = (
-        f"whether one particular {who} was among the training data"
-        if claim.adjacency == "add-remove"
-        else f"which of two candidates for one {who}'s place was in the training data"
-    )
+    if claim.trust == "local":
+        bet = f"which of two possible sets of data one {who} holds"
+    elif claim.adjacency == "add-remove":
+        bet = f"whether one particular {who} was among the training data"
+    else:
+        bet = f"which of two candidates for one {who}'s place was in the training data"
     save = f", but for a chance of 1 in {math.floor(1 / delta + 1e-9):,}" if delta else ""
     return [
         f"Suppose an attacker sees the model, knows all the other data, and asks {bet}. A coin guesses right half "
