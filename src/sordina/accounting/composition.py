@@ -31,7 +31,7 @@ from sordina.accounting.zcdp import ZCDP
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
-_SHARES = np.concatenate([np.geomspace(1e-6, 0.5, 40), 1 - np.geomspace(1e-6, 0.5, 40)])
+_SHARES = np.concatenate([np.geomspace(1e-4, 0.5, 12), 1 - np.geomspace(1e-4, 0.4, 12)])
 """Candidates for the part of delta that advanced composition spends on composing."""
 
 
@@ -106,7 +106,7 @@ def _delta(judge: Basic | Advanced, event: Event, epsilon: float, adjacency: Adj
     check_queried(epsilon)
     if judge.epsilon(event, 0.0, adjacency) <= epsilon:
         return 0.0
-    return falling_root(lambda delta: judge.epsilon(event, delta, adjacency) - epsilon, 1e-300, 1.0, 1e-9)
+    return falling_root(lambda delta: judge.epsilon(event, delta, adjacency) - epsilon, 1e-300, 1.0, 1e-6)
 
 
 def _noisy(event: Event) -> bool:

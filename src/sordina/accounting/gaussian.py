@@ -8,13 +8,17 @@ query with ``nu^-2 = sum_i nu_i^-2``: the privacy loss of each is normal with me
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 
+from sordina.accounting.roots import smooth_falling_root
 from sordina.accounting.special import log_ndtr
 from sordina.errors import InvalidInput
 from sordina.types import check_positive
 
 _UNIT = 2.0**-53
+_LEAST = sys.float_info.min
+"""What a delta that underflows is rounded up to."""
 
 
 def combined_multiplier(multipliers: Iterable[float]) -> float:
@@ -65,7 +69,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     upper = log_ndtr(shift - scaled)
     lower = epsilon + log_ndtr(-shift - scaled)
     rounding = 8 * _UNIT * (1 + (shift + scaled) ** 2)
-    return min(math.exp(upper) * (-math.expm1(min(lower - upper, 0.0)) + rounding), 1.0)
+    return min(max(math.exp(upper) * (-math.expm1(min(lower - upper, 0.0)) + rounding), _LEAST), 1.0)
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -83,7 +87,5 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         low, high = high, 2 * high
         if math.isinf(high):
             return math.inf
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(noise_multiplier, middle) > delta else (low, middle)
-    return high
+    target = math.log(delta)
+    return smooth_falling_root(lambda epsilon: math.log(gaussian_delta(noise_multiplier, epsilon)) - target, low, high)

@@ -46,10 +46,14 @@ class ZCDP:
             return math.inf
         leak, rest = split_leak(bag)
         spent = rho(rest, adjacency)
-        if delta < leak or (delta == leak and spent):
-            return pure_epsilon(rest) if delta == leak else math.inf
-        orders = _orders(spent, math.log(1 / (delta - leak)) if delta > leak else 1.0)
-        return epsilon_from(orders, spent * orders, (delta - leak) / (1 - leak)) if spent else 0.0
+        if delta < leak:
+            return math.inf
+        if not spent:
+            return 0.0
+        if delta == leak:
+            return pure_epsilon(rest)
+        orders = _orders(spent, -math.log(delta - leak))
+        return epsilon_from(orders, spent * orders, (delta - leak) / (1 - leak))
 
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least delta over all orders."""
