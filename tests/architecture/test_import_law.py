@@ -16,6 +16,7 @@ FLOORS = [
     {"datasets", "models"},
     {"training"},
     {"tuning", "federated", "auditing", "fairness"},
+    {"reproduction"},
     {"reports"},
     {"cli"},
 ]

@@ -9,7 +9,7 @@ import click
 import typer
 
 from sordina import __version__
-from sordina.cli import account, compare, demo, federate, ledger, report, train, tune
+from sordina.cli import account, compare, demo, federate, ledger, report, reproduce, train, tune
 from sordina.errors import SordinaError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(report.report)
 app.command()(compare.compare)
 app.command()(demo.demo)
 app.command()(tune.tune)
+app.command()(reproduce.reproduce)
 app.command()(federate.federate)
 
 

@@ -58,8 +58,8 @@ def tune(
         dataset, model, batch_size, epochs, 0.0 if chosen.exact else hold_out, 0 if seed is None else seed, rows
     )
     plan = Plan(
-        task, strategy or ["online"], epsilon or [3.0], delta, granularity, runs, chosen, method, seeds, seed,
-        validate_every, patience, workers or cores(),
+        task, strategy or ["online"], epsilon or [3.0], delta, granularity, runs, selection=chosen, method=method,
+        seeds=seeds, seed=seed, validate_every=validate_every, patience=patience, workers=workers or cores(),
     )  # fmt: skip
     found = compare(
         plan, out, resume=resume, ledger=Ledger(ledger) if ledger and dataset_budget else None,

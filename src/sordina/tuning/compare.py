@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sordina.tuning.decision import PLAN
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.search import Search, Watch
 from sordina.tuning.selection import Kind, Selection
-from sordina.tuning.space import Grid, Space, spanning
+from sordina.tuning.space import Part, Space, spanning
 from sordina.tuning.strategies import named
 from sordina.tuning.task import Named
 from sordina.types import Budget
@@ -94,6 +94,8 @@ class Plan:
     granularity: int = 5
     runs: int | None = None
     """Random search with this many runs over the ranges of the grid; the grid itself if left out."""
+    cells: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """By strategy: the only points of its grid to try, though all are paid for (see `Part`)."""
     selection: Selection = field(default_factory=Selection)
     method: str | None = None
     seeds: int = 1
@@ -104,7 +106,9 @@ class Plan:
 
     def space(self, strategy: str) -> Space:
         """Where the configurations of ``strategy`` come from."""
-        grid: Grid = named(strategy).grid(self.granularity)
+        grid = named(strategy).grid(self.granularity)
+        if strategy in self.cells:
+            return Part(grid, self.cells[strategy])
         return grid if self.runs is None or not grid.axes else spanning(grid.axes, self.runs)
 
 

@@ -64,8 +64,8 @@ class Outcome:
         return account
 
     def events(self) -> list[Event]:
-        """What is charged, one repetition of the thesis's protocol only."""
-        if self.scheme.stopping is not None:
+        """What is charged, one repetition of the thesis's protocol only; runs paid for but not made count too."""
+        if self.scheme.stopping is not None or len(self.runs) < self.candidates * self.repetitions:
             return [self.scheme.event]
         paid = [run for run in self.runs if run.repetition == 0 or self.repetitions == 1]
         return [*(from_dict(run.event) for run in paid), self.scheme.choice]

@@ -124,7 +124,8 @@ class Search:
         configurations = self.space.configurations(rng)
         repetitions = 1 if selection.kind is Kind.TEST_SET else self.seeds
         base = self.trainer(0)
-        schedules = [self._schedule(base, configuration, size) for configuration in configurations] * repetitions
+        schedules = [self._schedule(base, configuration, size) for configuration in configurations]
+        schedules = (schedules + schedules[:1] * (self.space.runs - len(schedules))) * repetitions
         scheme = make_scheme(schedules, self.budget, selection, method=self.method, accountant=self.accountant)
         decision = Decision(asked, scheme, make_orders(self.space, scheme, configurations, self.seeds, self.seed, rng))
         if self.ledger is not None and self.dataset_budget is not None:

@@ -80,6 +80,44 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some points of ``grid``, paid for as if all of it were tried: the nearest ones to the wanted ``points``.
+
+    For reproductions that know from elsewhere where a large grid is good. What they find is at most what the whole grid
+    would have found.
+
+    >>> part = Part(Grid({"rho": (0.1, 1.0), "C": (1.0, 10.0)}), ({"rho": 0.9, "C": 12.0},))
+    >>> part.configurations(), part.runs
+    ([{'rho': 1.0, 'C': 10.0}], 4)
+    """
+
+    grid: Grid
+    points: Sequence[Mapping[str, float]]
+
+    def __post_init__(self) -> None:
+        if not self.points or any(set(point) != set(self.grid.axes) for point in self.points):
+            raise InvalidInput(f"the points of a part of a grid need values for {', '.join(self.grid.axes)}.")
+
+    @property
+    def runs(self) -> int:
+        """The number of points of the whole grid."""
+        return self.grid.runs
+
+    def configurations(self, rng: np.random.Generator | None = None) -> list[Configuration]:
+        """The chosen points, each once."""
+        chosen = [
+            {name: min(values, key=lambda value: abs(math.log(value / point[name]))) for name, values in axes}
+            for axes, point in ((self.grid.axes.items(), point) for point in self.points)
+        ]
+        return [point for place, point in enumerate(chosen) if point not in chosen[:place]]
+
+    def draw(self, rng: np.random.Generator) -> Configuration:
+        """One of the chosen points."""
+        points = self.configurations()
+        return points[int(rng.integers(len(points)))]
+
+
+@dataclass(frozen=True)
 class Between:
     """A range to draw from: uniformly in the logarithm, or with ``log=False`` in the value itself."""
 
