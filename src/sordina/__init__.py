@@ -14,6 +14,7 @@ from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
 if TYPE_CHECKING:
     from sordina import accounting, clipping, mechanisms, sampling, tuning
     from sordina.accounting.ledger import Ledger
+    from sordina.auditing.audit import audit
     from sordina.gradients import check, fix
     from sordina.training import Run, Trainer, make_private
     from sordina.tuning import Search
@@ -28,6 +29,7 @@ _NAMES: dict[str, str] = {
     "fix": "sordina.gradients",
     "check": "sordina.gradients",
     "Ledger": "sordina.accounting.ledger",
+    "audit": "sordina.auditing.audit",
     "Search": "sordina.tuning",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "Trust",
     "Unit",
     "accounting",
+    "audit",
     "check",
     "clipping",
     "fix",

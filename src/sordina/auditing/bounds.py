@@ -67,18 +67,20 @@ class Rates:
         return (self.tpr, self.fpr), (1 - self.fpr, 1 - self.tpr)
 
     @property
-    def mu(self) -> float:
-        """The least mu of Gaussian DP that allows these rates: ``Phi^-1(TPR) - Phi^-1(FPR)``, never below 0."""
+    def gap(self) -> float:
+        """``Phi^-1(TPR) - Phi^-1(FPR)``: if positive, the least mu of Gaussian DP that allows these rates."""
         gap = float(ndtri(self.tpr)) - float(ndtri(self.fpr))
-        return max(0.0, gap) if not math.isnan(gap) else 0.0
+        return -math.inf if math.isnan(gap) else gap
 
-    def epsilon(self, delta: float) -> float:
-        """The least epsilon that allows these rates.
+    def log_ratio(self, delta: float) -> float:
+        """The larger of ``log((TPR - delta)/FPR)`` and ``log((TNR - delta)/FNR)``.
 
-        >>> round(Rates(tpr=0.5, fpr=0.05).epsilon(0.0), 3) == round(math.log(10), 3)
-        True
+        If positive, the least epsilon that allows these rates.
+
+        >>> round(math.exp(Rates(tpr=0.5, fpr=0.05).log_ratio(0.0)), 6)
+        10.0
         """
-        best = 0.0
+        best = -math.inf
         for power, size in self.directions:
             if power > delta:
                 best = max(best, math.log((power - delta) / size) if size > 0 else math.inf)
@@ -119,10 +121,10 @@ class TwoRates:
     def epsilon_lower(self, tuning: Scores, report: Scores, delta: float, confidence: float) -> LowerBound:
         """``max(log((TPR - delta)/FPR), log((TNR - delta)/FNR), 0)``."""
         check_delta(delta), check_confidence(confidence)
-        threshold = best_threshold(tuning, lambda rates: rates.epsilon(delta), confidence)
+        threshold = best_threshold(tuning, lambda rates: rates.log_ratio(delta), confidence)
         rates = rates_at(report, threshold, confidence)
         return LowerBound(
-            epsilon=rates.epsilon(delta),
+            epsilon=max(0.0, rates.log_ratio(delta)),
             delta=delta,
             confidence=confidence,
             method="two rates (Clopper-Pearson)",

@@ -62,7 +62,7 @@ class GaussianFamily:
     def epsilon_lower(self, tuning: Scores, report: Scores, delta: float, confidence: float) -> LowerBound:
         """The epsilon of the largest noise multiplier that the report's rates allow."""
         check_delta(delta), check_confidence(confidence)
-        threshold = best_threshold(tuning, lambda rates: rates.mu, confidence)
+        threshold = best_threshold(tuning, lambda rates: rates.gap, confidence)
         rates = rates_at(report, threshold, confidence)
         epsilon, multiplier = self._invert(rates, delta)
         return LowerBound(
@@ -77,7 +77,7 @@ class GaussianFamily:
     def _invert(self, rates: Rates, delta: float) -> tuple[float, float]:
         """(epsilon, largest multiplier that is not refuted)."""
         if self.event is Gaussian:
-            return (gaussian_epsilon(1 / rates.mu, delta), 1 / rates.mu) if rates.mu else (0.0, math.inf)
+            return (gaussian_epsilon(1 / rates.gap, delta), 1 / rates.gap) if rates.gap > 0 else (0.0, math.inf)
         low, high = -1, len(_MULTIPLIERS)
         while high - low > 1:
             middle = (low + high) // 2

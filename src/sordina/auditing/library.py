@@ -16,18 +16,27 @@ from dataclasses import replace
 
 import numpy as np
 
+from sordina import randomness
 from sordina.accounting import Event
 from sordina.auditing.bounds import Bound, TwoRates, best_threshold, rates_at
-from sordina.auditing.canaries import Trace, Trial, energy, likelihood
+from sordina.auditing.canaries import CanaryTrial, Trace, Trial, energy, likelihood
 from sordina.auditing.family import GaussianFamily
+from sordina.auditing.faults import fault
 from sordina.auditing.membership.recipe import Progress, silent
 from sordina.auditing.one_run import OneRun
 from sordina.auditing.result import AttackResult
 from sordina.auditing.scores import FloatArray, Scores
+from sordina.clipping.names import named
 from sordina.errors import InvalidInput
-from sordina.training import Plan
+from sordina.sampling import Poisson
+from sordina.training import Plan, make_plan
+from sordina.types import Budget
 
 Observer = Callable[[Trace, Plan], FloatArray]
+TUNING = 0.3
+"""Part of the evidence that the statistic and its threshold are chosen on."""
+_POPULATION = 1000
+"""Any number will do: only the rate matters."""
 OBSERVERS: dict[str, Observer] = {"likelihood": likelihood, "energy": energy}
 
 
@@ -55,7 +64,7 @@ def audit_runs(
             seen[name][0 if present else 1].append(float(observe(trace, trial.plan)[0]))
         progress(run + 1, runs)
     halves = {
-        name: Scores(np.array(inside), np.array(outside)).split(0.5, rng) for name, (inside, outside) in seen.items()
+        name: Scores(np.array(inside), np.array(outside)).split(TUNING, rng) for name, (inside, outside) in seen.items()
     }
     best = max(halves, key=lambda name: _promise(halves[name][0], confidence))
     bounds: tuple[Bound, ...] = (family(trial.plan), TwoRates())
@@ -74,14 +83,39 @@ def audit_one_run(trial: Trial, rng: np.random.Generator, *, confidence: float =
     start = time.perf_counter()
     included = rng.random(trial.canaries) < 0.5
     scores = likelihood(trial(included, rng), trial.plan)
-    halves = Scores(scores[included], scores[~included]).split(0.5, rng)
+    halves = Scores(scores[included], scores[~included]).split(TUNING, rng)
     bounds: tuple[Bound, ...] = (OneRun(coins=True), family(trial.plan))
     return _judge("one run", trial.plan, halves, bounds, confidence, start, {"canaries": trial.canaries})
 
 
+def audit_training(
+    epsilon: float,
+    delta: float = 1e-5,
+    *,
+    rate: float = 1.0,
+    steps: int = 1,
+    runs: int = 1000,
+    one_run: int | None = None,
+    clipping: str = "fixed",
+    plant: str | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    progress: Progress = silent,
+) -> AttackResult:
+    """Audit training at a budget, by name: what ``sordina audit canaries`` was asked for."""
+    plan = make_plan(Budget(epsilon, delta), Poisson(rate * _POPULATION, _POPULATION), steps)
+    trial = CanaryTrial(
+        plan, named(clipping, None), canaries=one_run or 1, fault=None if plant is None else fault(plant)
+    )
+    rng = randomness.generator(seed)
+    if one_run is not None:
+        return audit_one_run(trial, rng, confidence=confidence)
+    return audit_runs(trial, runs, rng, confidence=confidence, progress=progress)
+
+
 def _promise(tuning: Scores, confidence: float) -> float:
-    threshold = best_threshold(tuning, lambda rates: rates.mu, confidence)
-    return rates_at(tuning, threshold, confidence).mu
+    threshold = best_threshold(tuning, lambda rates: rates.gap, confidence)
+    return rates_at(tuning, threshold, confidence).gap
 
 
 def _judge(

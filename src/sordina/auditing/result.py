@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from sordina.auditing.bounds import LowerBound
 from sordina.auditing.scores import Estimate, Roc, Scores, auc, roc, tpr_at
 from sordina.types import Guarantee
@@ -77,6 +79,7 @@ class AttackResult:
             "claimed_epsilon": _claimed(self.claim),
             "exceeds_claim": self.exceeds_claim,
             "verdict": self.verdict,
+            "roc": thinned(self.roc).to_dict(),
             "seconds": round(self.seconds, 3),
             "details": self.details,
         }
@@ -120,6 +123,16 @@ class Audit:
             "claimed_epsilon": _claimed(self.claim),
             "results": [result.to_dict() for result in self.results],
         }
+
+
+def thinned(curve: Roc, points: int = 200) -> Roc:
+    """At most ``points`` of the curve, dense where the false positive rate is low."""
+    if len(curve.fpr) <= points:
+        return curve
+    low = np.geomspace(1, len(curve.fpr), points // 2).astype(int) - 1
+    even = np.linspace(0, len(curve.fpr) - 1, points - points // 2).astype(int)
+    keep = np.unique(np.concatenate([low, even]))
+    return Roc(curve.fpr[keep], curve.tpr[keep])
 
 
 def _claimed(claim: Guarantee | None) -> float | str | None:

@@ -19,7 +19,7 @@ from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
 from sordina.auditing.membership.samples import Samples
-from sordina.auditing.membership.target import token_losses
+from sordina.auditing.membership.target import squared_errors, token_losses
 from sordina.errors import InvalidInput, Unsupported
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -64,14 +64,16 @@ class Recipe:
 
 
 def sample_losses(model: nn.Module, samples: Samples) -> Tensor:
-    """The training loss of each sample: cross-entropy, or the mean over tokens for a language model."""
+    """The training loss of each sample: the mean over tokens for a language model, else `output_losses`."""
     if samples.labels is None:
         return token_losses(model, samples.inputs).mean(dim=1)
     return output_losses(model(samples.inputs), samples.labels)
 
 
 def output_losses(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits (N, classes), or of a single logit (N, 1)."""
+    """Squared error where labels are real; else cross-entropy of logits (N, classes), or of a single logit (N, 1)."""
+    if labels.is_floating_point():
+        return squared_errors(outputs, labels)
     if outputs.dim() == 1 or outputs.shape[-1] == 1:
         flat = outputs.reshape(len(labels))
         return functional.binary_cross_entropy_with_logits(flat, labels.to(flat.dtype), reduction="none")
@@ -149,7 +151,7 @@ def train_together(
         index = torch.stack(batch)
         optimizer.zero_grad()
         logits = forward(parameters, buffers, inputs[which, index])
-        losses = output_losses(logits.reshape(index.numel(), -1), labels[which, index].reshape(-1))
+        losses = output_losses(logits.flatten(0, 1), labels[which, index].flatten(0, 1))
         torch.autograd.backward(losses.sum() / index.shape[1])
         optimizer.step()
         progress(done, recipe.steps(rows))

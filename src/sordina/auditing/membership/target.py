@@ -77,6 +77,30 @@ class Classifier:
 
 
 @dataclass(frozen=True)
+class Regressor:
+    """A model with real targets, one or many per sample (an autoencoder's are its inputs): squared error."""
+
+    model: nn.Module
+    batch_size: int = 1024
+
+    def losses(self, samples: Samples) -> FloatArray:
+        """Mean squared error of each sample."""
+        with _evaluating(self.model):
+            parts = [
+                squared_errors(self.model(batch.inputs), _labels(batch)) for batch in samples.batches(self.batch_size)
+            ]
+        return _numpy(torch.cat(parts))
+
+    def confidences(self, samples: Samples) -> FloatArray:
+        """Minus the loss: there is no probability to take the logit of."""
+        return -self.losses(samples)
+
+    def noisy_losses(self, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
+        """Squared error of noisy neighbours, against the sample's own target."""
+        return self.losses(Samples(samples.inputs + _noise(samples.inputs, sigma, rng), samples.labels))
+
+
+@dataclass(frozen=True)
 class LanguageModel:
     """A causal model: token ids (N, T) to logits (N, T, words), or to an output of `transformers` that has them."""
 
@@ -105,13 +129,15 @@ class LanguageModel:
 
 
 def as_target(model: Any, samples: Samples, embedding: str | None = None) -> Target:
-    """The fitting target: a language model where samples are token ids without labels, else a classifier."""
+    """The fitting target: a language model without labels, a regressor with real ones, else a classifier."""
     if not isinstance(model, nn.Module):
         if all(hasattr(model, name) for name in ("losses", "confidences", "noisy_losses")):
             target: Target = model
             return target
         raise InvalidInput(f"cannot attack a {type(model).__name__}: give a torch.nn.Module or a Target.")
-    return LanguageModel(model, embedding) if samples.labels is None else Classifier(model, embedding)
+    if samples.labels is None:
+        return LanguageModel(model, embedding)
+    return Regressor(model) if samples.labels.is_floating_point() else Classifier(model, embedding)
 
 
 def two_sided(logits: Tensor) -> Tensor:
@@ -119,6 +145,11 @@ def two_sided(logits: Tensor) -> Tensor:
     logits = logits.double()
     logits = logits.reshape(len(logits), -1)
     return torch.cat([torch.zeros_like(logits), logits], dim=1) if logits.shape[1] == 1 else logits
+
+
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(N,): mean squared error over everything but the rows."""
+    return (outputs - targets.reshape(outputs.shape)).square().reshape(len(outputs), -1).mean(dim=1)
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:

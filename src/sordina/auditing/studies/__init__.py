@@ -1,0 +1,1 @@
+"""Whole experiments on membership, language models and reconstruction, each one function with plain parameters."""

@@ -1,0 +1,226 @@
+"""`sordina audit`: attack what was trained, and say what the attack proves. Exit code 1 if a claim was refuted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sordina.auditing.result import AttackResult
+
+app = typer.Typer(
+    help="Attack models and mechanisms: membership, canaries, gradient inversion, language models.",
+    no_args_is_help=True,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Confidence = Annotated[float, typer.Option(help="Confidence of the lower bound on epsilon.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the audit repeatable.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the findings as JSON, and figures.")]
+
+
+@app.command()
+def membership(
+    run: Annotated[Path, typer.Argument(help="Folder of a `sordina train` or `sordina federate` run.")],
+    attacks: Annotated[
+        str, typer.Option(help="Comma-separated: loss, noisy, shadow, lira-online, lira-offline, attack-model.")
+    ] = "loss,noisy",
+    rows: Annotated[int, typer.Option(help="Members and non-members to look at, at most.")] = 5000,
+    shadows: Annotated[int, typer.Option(help="Shadow models, for attacks that use them.")] = 16,
+    confidence: Confidence = 0.95,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for findings and figures; the run's own if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Was a record in the training set? Attacks the model of a run.
+
+    Example: `sordina audit membership runs/digits --attacks loss,lira-online`
+    """
+    from sordina.auditing.runs import audit_run, write_audit
+
+    names = [name.strip() for name in attacks.split(",") if name.strip()]
+    with _bar("shadow models", shown=not as_json) as tick:
+        found = audit_run(run, names, rows=rows, shadows=shadows, confidence=confidence, seed=seed, progress=tick)
+    folder = write_audit(found, out or run)
+    _say(as_json, found.to_dict(), found.results, found.verdict, folder)
+    _stop_if(found.exceeds_claim)
+
+
+@app.command()
+def canaries(
+    epsilon: Annotated[float, typer.Option(help="Budget that the audited training claims.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    rate: Annotated[float, typer.Option(help="Sampling rate of a step; 1 takes all records.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Private steps of each training.")] = 1,
+    runs: Annotated[int, typer.Option(help="Trainings with one canary, half of them without it.")] = 1000,
+    one_run: Annotated[
+        int | None, typer.Option(help="Instead: one training with so many canaries, each in by a coin.")
+    ] = None,
+    clipping: Annotated[str, typer.Option(help="online, fixed, quantile, automatic or trailing.")] = "fixed",
+    plant: Annotated[
+        str | None,
+        typer.Option(help="A fault to be found: no-noise, half-noise, no-clipping, raw-threshold, sticky-sampler."),
+    ] = None,
+    confidence: Confidence = 0.95,
+    seed: Seed = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Audit the private training itself, with canary gradients and full knowledge of what is released.
+
+    Example: `sordina audit canaries --epsilon 4 --runs 1000 --plant half-noise`
+    """
+    from sordina.auditing.library import audit_training
+    from sordina.auditing.result import Audit
+    from sordina.auditing.runs import write_audit
+
+    with _bar("training", shown=not as_json) as tick:
+        result = audit_training(
+            epsilon, delta, rate=rate, steps=steps, runs=runs, one_run=one_run, clipping=clipping, plant=plant,
+            confidence=confidence, seed=seed, progress=tick,
+        )  # fmt: skip
+    found = Audit((result,), result.claim)
+    folder = None if out is None else write_audit(found, out)
+    _say(as_json, result.to_dict(), found.results, found.verdict, folder)
+    _stop_if(found.exceeds_claim)
+
+
+@app.command()
+def inversion(
+    dataset: Annotated[str, typer.Argument(help="Square images: digits, mnist, fashion-mnist.")] = "mnist",
+    attack: Annotated[str, typer.Option(help="dlg or inverting-gradients.")] = "dlg",
+    images: Annotated[int, typer.Option(help="Test images to attack.")] = 10,
+    batch: Annotated[int, typer.Option(help="Images behind one update.")] = 1,
+    nu: Annotated[
+        list[float] | None, typer.Option(help="Per-layer Laplace noise; may be repeated. 1e-3 to 3 if left out.")
+    ] = None,
+    sigma: Annotated[list[float] | None, typer.Option(help="Gaussian noise; may be repeated.")] = None,
+    clip: Annotated[list[float] | None, typer.Option(help="Clipping threshold; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Network, noise and starting points.")] = 0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a server sees of images behind one update, under no defence and under noise (000 figure 2.5).
+
+    Example: `sordina audit inversion digits --images 4 --nu 1e-3 --nu 1 --out runs/dlg`
+    """
+    from sordina.auditing.runs import write_reconstructions
+    from sordina.auditing.studies.reconstruction import NUS, named_defences, reconstruction_study
+
+    nus = nu or (() if sigma or clip else NUS)
+    with _bar("images", shown=not as_json) as tick:
+        study = reconstruction_study(
+            dataset, images=images, batch=batch, attack=attack, seed=seed, progress=tick,
+            defences=named_defences(nus, sigma or (), clip or ()),
+        )  # fmt: skip
+    folder = None if out is None else write_reconstructions(study, out)
+    facts = study.to_dict()
+    if as_json:
+        facts.pop("cases")
+        typer.echo(json.dumps(facts))
+        return
+    for row in facts["defences"]:
+        typer.echo(
+            f"{row['defence']:>20}  median {row['median_psnr']:6.1f} dB, "
+            f"{row['reconstructed']} of {images} above 25 dB, {row['failed']} below 12 dB"
+        )
+    if folder is not None:
+        typer.echo(f"Saved in {folder}.")
+
+
+@app.command()
+def lm(
+    members: Annotated[int, typer.Option(help="Sequences to train on.")] = 2400,
+    audited: Annotated[int, typer.Option(help="Members and non-members to report on.")] = 300,
+    epochs: Annotated[int, typer.Option(help="Passes over the training sequences.")] = 12,
+    shadows: Annotated[int, typer.Option(help="Shadow models.")] = 10,
+    halves: Annotated[
+        bool, typer.Option("--halves", help="Shadows on random halves: stronger and dearer than the thesis's parts.")
+    ] = False,
+    neighbours: Annotated[int, typer.Option(help="Noisy neighbours of each sequence.")] = 10,
+    confidence: Confidence = 0.95,
+    seed: Annotated[int, typer.Option(help="Split, weights and noise.")] = 0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a small GPT-2 on WikiText-2 and attack it: noisy neighbours beside shadow models (000 chapter 4).
+
+    Example: `sordina audit lm --members 600 --audited 100 --epochs 12 --out runs/lm`
+    """
+    from dataclasses import replace
+
+    from sordina.auditing.runs import write_audit
+    from sordina.auditing.studies.language import RECIPE, language_study
+
+    with _bars(shown=not as_json) as start:
+        study = language_study(
+            members=members, audited=audited, recipe=replace(RECIPE, epochs=epochs), shadows=shadows,
+            partition=not halves, neighbours=neighbours, confidence=confidence, seed=seed, progress=start,
+        )  # fmt: skip
+    facts = study.to_dict()
+    folder = None if out is None else write_audit(study.audit, out, facts)
+    verdict = (
+        f"Loss on members {study.train_loss:.3f}, on others {study.test_loss:.3f}. "
+        f"Noisy neighbours cost {study.cost_ratio:.0%} of the shadow attack."
+    )
+    _say(as_json, facts, study.audit.results, verdict, folder)
+
+
+def _say(
+    as_json: bool, facts: dict[str, Any], results: tuple[AttackResult, ...], verdict: str, folder: Path | None
+) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for result in results:
+        rates = ", ".join(f"TPR at {rate:.1%} FPR {estimate}" for rate, estimate in result.tpr.items())
+        typer.echo(f"{result.name:>14}  AUC {result.auc}, {rates}, {result.seconds:.1f} s")
+        for bound in result.bounds:
+            typer.echo(f"{'':>14}  epsilon >= {bound.epsilon:.3g} by {bound.method}: {bound.detail} ({bound.assumes})")
+    refuted = any(result.exceeds_claim for result in results)
+    typer.secho(verdict, fg=typer.colors.RED if refuted else None, bold=refuted, err=refuted)
+    if folder is not None:
+        typer.echo(f"Saved in {folder}.")
+
+
+def _stop_if(refuted: bool) -> None:
+    if refuted:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _bars(*, shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Progress bars on standard error, one for each stage that is started."""
+    if not shown:
+        yield lambda stage: lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+
+        def start(stage: str) -> Callable[[int, int], None]:
+            task = progress.add_task(stage, total=None)
+            return lambda done, total: progress.update(task, completed=done, total=total)
+
+        yield start
+
+
+@contextmanager
+def _bar(stage: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """One bar, that appears with its first step."""
+    with _bars(shown=shown) as start:
+        ticks: list[Callable[[int, int], None]] = []
+
+        def tick(done: int, total: int) -> None:
+            if not ticks:
+                ticks.append(start(stage))
+            ticks[0](done, total)
+
+        yield tick
