@@ -6,6 +6,7 @@ private run had reserved in the ledger stays reserved, as it may have been seen.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,7 +154,8 @@ class _Demo:
         facts = reading.report(
             self.finished(), title="Sordina demo: what leaks, and what does not", ledger=self.folder / "ledger.db"
         )
-        facts = replace(facts, refusals=(self.refusal,), commands=("sordina demo", *facts.commands))
+        command = ["sordina", "demo", "--out", str(self.folder), *(["--quick"] if self.size == QUICK else [])]
+        facts = replace(facts, refusals=(self.refusal,), commands=(shlex.join(command), *facts.commands))
         writing.write(facts, self.page)
 
     def finished(self) -> list[Path]:
