@@ -36,11 +36,8 @@ def dp_accounting() -> float:
 def opacus() -> float:
     from opacus.accountants.utils import get_noise_multiplier
 
-    return float(
-        get_noise_multiplier(
-            target_epsilon=EPSILON, target_delta=DELTA, sample_rate=RATE, steps=STEPS, accountant="prv", epsilon_tolerance=1e-3
-        )
-    )  # fmt: skip
+    problem = {"target_epsilon": EPSILON, "target_delta": DELTA, "sample_rate": RATE, "steps": STEPS}
+    return float(get_noise_multiplier(**problem, accountant="prv", epsilon_tolerance=1e-3))
 
 
 def timed(work: Callable[[], float], repetitions: int) -> tuple[float, float]:
