@@ -72,6 +72,13 @@ def test_a_federation_without_privacy_claims_none(federation):
     assert reading.run(federation).claim.private is False
 
 
+def test_an_audit_by_itself_keeps_its_claim(private):
+    for name in ("privacy.json", "recipe.json", "metrics.jsonl"):
+        (private / name).unlink()
+    run = reading.run(private)
+    assert (run.kind, run.claim.epsilon, run.claim.delta) == ("audit", 2.9999, 1e-5)
+
+
 def test_an_unfinished_run_has_no_guarantee(private):
     (private / "privacy.json").unlink()
     run = reading.run(private)

@@ -28,7 +28,6 @@ from sordina.auditing.inversion.attacks import DLG, client_update, infer_labels
 from sordina.auditing.inversion.defences import Clipped, Defence, LayerLaplace, Nothing
 from sordina.auditing.inversion.network import sigmoid_network
 from sordina.auditing.inversion.quality import quality
-from sordina.auditing.result import Audit
 from sordina.clipping import Fixed, Online
 from sordina.datasets import Data
 from sordina.federated import recipe as federations
@@ -139,7 +138,7 @@ def attack_membership(planted: Planted, folders: Sequence[Path], console: Consol
         model = _network(planted)
         model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
         found = audit(model, planted.members, planted.others, ("loss", "noisy"), claim=_claim(folder), delta=1e-5)
-        _write(folder / "audit.json", _with_curves(found))
+        _write(folder / "audit.json", found.to_dict())
         console.print(f"{folder.name}: {found.verdict}", highlight=False)
 
 
@@ -175,13 +174,6 @@ def _claim(folder: Path) -> Guarantee:
     facts = json.loads((folder / "privacy.json").read_text())
     epsilon = facts["epsilon"] if facts["private"] else math.inf
     return Guarantee(epsilon, facts["delta"], Adjacency(facts["adjacency"]), Unit(facts["unit"]))
-
-
-def _with_curves(found: Audit) -> dict[str, Any]:
-    facts = found.to_dict()
-    for result, entry in zip(found.results, facts["results"], strict=True):
-        entry["roc"] = result.roc.to_dict()
-    return facts
 
 
 def _about(planted: Planted, folder: Path) -> None:

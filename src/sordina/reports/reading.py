@@ -80,7 +80,7 @@ def run(folder: str | Path) -> Run:
     return Run(
         name=folder.resolve().name,
         kind=kind,
-        claim=_claim(privacy),
+        claim=_claimed(audited) if kind == "audit" else _claim(privacy),
         dataset=recipe.get("dataset") or recipe.get("data"),
         model=recipe.get("strategy") or recipe.get("model"),
         population=result.get("clients") or recipe.get("population") or privacy.get("sampler", {}).get("population"),
@@ -145,6 +145,15 @@ def _claim(privacy: dict[str, Any]) -> Claim:
         releasable=privacy.get("releasable"),
         statement=str(privacy.get("statement") or privacy.get("guarantee") or ""),
     )
+
+
+def _claimed(audited: dict[str, Any]) -> Claim:
+    """What an audit held against its attacks, where the run itself is elsewhere."""
+    told = audited.get("claimed_epsilon")
+    if told is None or not audited.get("results"):
+        return Claim()
+    epsilon = _number(told)
+    return Claim(private=epsilon is not None, epsilon=epsilon, delta=attacks(audited)[0].delta)
 
 
 def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:

@@ -42,7 +42,13 @@ def _card(run: Run) -> str:
 def _gauge(run: Run) -> str:
     """Where the best attacker stands between guessing and knowing."""
     claim = run.claim
-    if claim.private is None or claim.trust not in ("central", "local") or (run.private and claim.epsilon is None):
+    refuted = any(attack.refuted for attack in run.attacks)
+    if (
+        refuted
+        or claim.private is None
+        or claim.trust not in ("central", "local")
+        or (run.private and claim.epsilon is None)
+    ):
         return ""
     share = best_guess(claim.epsilon, claim.delta or 0.0) if run.private and claim.epsilon else 1.0
     said = percent_up(share) if run.private else "no limit"

@@ -24,6 +24,8 @@ def subject(run: Run) -> str:
 def badge(run: Run) -> tuple[str, str]:
     """A word or two on the guarantee, and how to colour it: good, care or bad."""
     claim = run.claim
+    if any(attack.refuted for attack in run.attacks):
+        return ("CLAIM REFUTED", "bad")
     if claim.private is None:
         return ("NO GUARANTEE ON FILE", "bad")
     if not claim.private:
@@ -38,6 +40,8 @@ def badge(run: Run) -> tuple[str, str]:
 def answer(run: Run) -> list[str]:
     """Sentences that a reader without mathematics can act on; every "at most" is rounded up."""
     claim = run.claim
+    if any(attack.refuted for attack in run.attacks):
+        return ["An attack proved more leakage than was claimed, so the claim is false. Do not release this model."]
     if claim.private is None:
         return ["Nothing is on file that limits what an attacker may learn."]
     if not claim.private:
