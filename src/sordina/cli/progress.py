@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_SHOWN = ("validation_loss", "validation_accuracy", "leakage_max")
+
 
 @contextmanager
 def rounds_bar(name: str, rounds: int, *, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar over rounds that also shows the last validation loss and leakage."""
+    """A bar over rounds that also shows the last facts; it appears with the first round, so refusals stay one line."""
     if not shown:
         yield lambda facts: None
         return
@@ -18,17 +20,18 @@ def rounds_bar(name: str, rounds: int, *, shown: bool = True) -> Iterator[Callab
 
     last = TextColumn("{task.fields[last]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), last)
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(name, total=rounds, last="")
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task(name, total=rounds, last="")
 
-        def tick(facts: dict[str, Any]) -> None:
-            parts = [
-                f"{key.replace('_', ' ')} {facts[key]:.4g}"
-                for key in ("validation_loss", "validation_accuracy", "leakage_max")
-                if key in facts
-            ]
-            progress.advance(task)
-            if parts:
-                progress.update(task, last=", ".join(parts))
+    def tick(facts: dict[str, Any]) -> None:
+        progress.start()
+        progress.advance(task)
+        parts = [f"{key.replace('_', ' ')} {facts[key]:.4g}" for key in _SHOWN if key in facts]
+        if parts:
+            progress.update(task, last=", ".join(parts))
 
+    try:
         yield tick
+    finally:
+        if progress.live.is_started:
+            progress.stop()

@@ -38,7 +38,6 @@ from sordina.sampling import FixedSize, Poisson, Sampler
 from sordina.training.plan import make_plan
 from sordina.types import Budget, Unit
 
-
 BUDGET = Budget(3.0, 1e-4)
 
 
