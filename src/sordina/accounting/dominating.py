@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from sordina.accounting.binomial import BinomialLoss
 from sordina.accounting.events import (
     ApproximateDP,
@@ -96,10 +94,11 @@ def _replaced(event: Event, count: int) -> Term:
 
 
 def largest_loss(direction: Direction) -> float:
-    """The sum of the largest losses, inf if there is none: the epsilon at delta = 0."""
-    total = 0.0
-    for term in direction:
-        low, high = term.pair.span(0.0)
-        leaks = math.isfinite(high) and term.pair.cut(np.array([low, high])).above > 0
-        total += math.inf if leaks else term.count * high
-    return total
+    """The sum of the largest finite losses: with this epsilon, delta is what leaks."""
+    return math.fsum(term.count * term.pair.span(0.0)[1] for term in direction)
+
+
+def leak(direction: Direction) -> float:
+    """The probability that some loss is infinite."""
+    kept = math.fsum(term.count * math.log1p(-min(term.pair.leak, 1 - 1e-15)) for term in direction)
+    return max(0.0, -math.expm1(kept))

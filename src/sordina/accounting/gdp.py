@@ -40,9 +40,9 @@ class GDP:
         leak, rest = split_leak(bag)
         if not rest:
             return 0.0 if leak <= delta else math.inf
-        if delta < leak or (delta == leak and not approximate(rest)):
+        if delta <= leak:
             return PLD().epsilon(event, delta, adjacency)
-        limit = gaussian_epsilon(1 / mu(rest, adjacency), (delta - leak) / (1 - leak))
+        limit = gaussian_epsilon(_multiplier(mu(rest, adjacency)), (delta - leak) / (1 - leak))
         return max(limit, PLD().epsilon(event, delta, adjacency)) if approximate(rest) else limit
 
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
@@ -52,13 +52,15 @@ class GDP:
         if exposed(bag):
             return 1.0
         leak, rest = split_leak(bag)
-        limit = leak + (1 - leak) * gaussian_delta(1 / mu(rest, adjacency), epsilon) if rest else leak
+        limit = leak + (1 - leak) * gaussian_delta(_multiplier(mu(rest, adjacency)), epsilon) if rest else leak
         return max(limit, PLD().delta(event, epsilon, adjacency)) if approximate(rest) else limit
 
 
 def approximate(bag: Bag) -> bool:
     """Whether the bag holds sampled Gaussians, for which mu is a limit."""
-    return any(isinstance(event, PoissonSampled | FixedSizeSampled) for event in bag)
+    return any(
+        isinstance(event, PoissonSampled | FixedSizeSampled) and isinstance(event.event, Gaussian) for event in bag
+    )
 
 
 def mu(bag: Bag, adjacency: Adjacency) -> float:
@@ -81,16 +83,21 @@ def _mu(event: Event, adjacency: Adjacency) -> float:
 
 
 def _pure_mu(epsilon: float) -> float:
-    """``2 Phi^-1(e^eps / (1 + e^eps))``, from the smaller tail so that nothing is rounded off."""
-    return -2 * ndtri(1 / (1 + math.exp(min(epsilon, 700.0))))
+    """``2 Phi^-1(e^eps / (1 + e^eps))``, from the smaller tail; above 600, as ``Phi(-x) <= e^(-x^2/2)/2``."""
+    if epsilon > 600:
+        return 2 * math.sqrt(2 * epsilon)
+    return -2 * ndtri(1 / (1 + math.exp(epsilon)))
 
 
 def _limit_mu(rate: float, noise: float, adjacency: Adjacency) -> float:
     """``q sqrt(e^(1/s^2) - 1)`` per step with Poisson samples (Bu et al. 2020, Theorem 5), and for replaced units
     ``q sqrt(2 (e^(1/s^2) Phi(3/(2s)) + 3 Phi(-1/(2s)) - 2))`` (Dong et al., Corollary 5.4)."""
-    growth = math.exp(min(noise**-2, 700.0))
+    excess = math.expm1(min(noise**-2, 700.0))
     if adjacency is Adjacency.ADD_REMOVE:
-        return rate * math.sqrt(growth - 1)
-    return rate * math.sqrt(
-        max(2 * (growth * math.exp(log_ndtr(1.5 / noise)) + 3 * math.exp(log_ndtr(-0.5 / noise)) - 2), 0.0)
-    )
+        return rate * math.sqrt(excess)
+    far, near = math.exp(log_ndtr(1.5 / noise)), math.exp(log_ndtr(-0.5 / noise))
+    return rate * math.sqrt(max(2 * ((1 + excess) * far + 3 * near - 2), 0.0))
+
+
+def _multiplier(shift: float) -> float:
+    return 1 / shift if shift else math.inf

@@ -15,8 +15,6 @@ from sordina.accounting.special import Array, ndtr, ndtri
 
 LEFT = 1e-13
 """Losses in a left tail of this mass are rounded up to its end."""
-_LARGEST = 700.0
-"""Beyond this ``exp`` overflows."""
 
 
 class Loss(Protocol):
@@ -106,7 +104,7 @@ class ResponseLoss:
     def tails(self, thresholds: Array) -> tuple[Array, Array]:
         """Steps at the four values of the loss."""
         truth = (1 - self.delta) / (1 + math.exp(-self.epsilon))
-        lie = (1 - self.delta) / (1 + math.exp(min(self.epsilon, _LARGEST)))
+        lie = truth * math.exp(-self.epsilon)
         low, high = thresholds < -self.epsilon, thresholds < self.epsilon
         upper = np.where(low, 1.0, np.where(high, truth + self.delta, np.where(thresholds < math.inf, self.delta, 0.0)))
         lower = np.where(low, 1 - self.delta, np.where(high, lie, 0.0))

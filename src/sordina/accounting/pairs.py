@@ -24,7 +24,7 @@ gives. Swapping x and x' gives the mirror image below 1, as ``D_e(A | B) = 1 - e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +67,11 @@ class Pair(Protocol):
         """The pair cut at increasing ``thresholds``."""
         ...
 
+    @property
+    def leak(self) -> float:
+        """The mass of P at infinite loss."""
+        ...
+
 
 def _bins(tail: Array) -> Array:
     return np.maximum(tail[:-1] - tail[1:], 0.0)
@@ -81,6 +86,11 @@ class Plain:
     """A mechanism without sampling."""
 
     loss: Loss
+
+    @property
+    def leak(self) -> float:
+        """That of the loss."""
+        return self.loss.leak
 
     def span(self, tail: float) -> tuple[float, float]:
         """That of the loss."""
@@ -109,6 +119,11 @@ class Removed:
 
     loss: Loss
     rate: float
+
+    @property
+    def leak(self) -> float:
+        """Only the unit leaks, and only when it is sampled."""
+        return self.rate * self.loss.leak
 
     def span(self, tail: float) -> tuple[float, float]:
         """The span of the loss, sampled; without the unit the loss is the mirror image of that with it."""
@@ -143,6 +158,7 @@ class Added:
 
     loss: Loss
     rate: float
+    leak: float = field(default=0.0, init=False)
 
     def span(self, tail: float) -> tuple[float, float]:
         """The span of the loss, sampled; an infinite loss becomes ``-ln(1-q)``."""
@@ -181,6 +197,7 @@ class TwoSided:
 
     noise: float
     rate: float
+    leak: float = field(default=0.0, init=False)
 
     def span(self, tail: float) -> tuple[float, float]:
         """The losses at quantiles of both components."""

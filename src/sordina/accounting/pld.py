@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sordina.accounting.accountants import Accountant, accountant
 from sordina.accounting.convolve import TooFine, compose
 from sordina.accounting.curve import Curve
-from sordina.accounting.dominating import Direction, dominating, largest_loss
+from sordina.accounting.dominating import Direction, dominating, largest_loss, leak
 from sordina.accounting.events import Event, Gaussian, RandomStopping, ZeroConcentrated
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordina.accounting.grid import discretise, variance
@@ -27,6 +27,8 @@ _REFINEMENTS = 4
 """How often the step is halved at most."""
 _NEGLIGIBLE = 1e-8
 """Part of delta that may be spent on losses beyond the grid."""
+_LEAST = 1e-290
+"""The least mass worth resolving."""
 _POINTS = 1 << 21
 """Grid points of one mechanism, and of their sum, that a first grid does not pass: it is coarser instead."""
 
@@ -59,7 +61,8 @@ class PLD:
         if _only_renyi(bag):
             return _renyi_judge(bag).epsilon(event, delta, adjacency)
         directions = dominating(bag, adjacency)
-        ceiling = max(largest_loss(direction) for direction in directions)
+        leaks = max(leak(direction) for direction in directions)
+        ceiling = max(largest_loss(direction) for direction in directions) if leaks <= delta else math.inf
         if delta == 0:
             return ceiling
 
@@ -86,16 +89,19 @@ class PLD:
         if _only_renyi(bag):
             return _renyi_judge(bag).delta(event, epsilon, adjacency)
 
+        directions = dominating(bag, adjacency)
+        if epsilon >= max(largest_loss(direction) for direction in directions):
+            return max(leak(direction) for direction in directions)
+        tails = dict.fromkeys(directions, 1e-20)
+
         def judge(direction: Direction, step: float) -> float:
-            tail, answer = 1e-20, 0.0
-            while tail > 1e-290:
-                answer = _curve(direction, step, tail, epsilon=epsilon).delta(epsilon)
-                if tail <= _NEGLIGIBLE * answer or answer == 0:
-                    break
-                tail = max(min(tail, answer) * 1e-12, 1e-290)
+            answer = _curve(direction, step, tails[direction], epsilon=epsilon).delta(epsilon)
+            while tails[direction] > max(_NEGLIGIBLE * answer, _LEAST):
+                tails[direction] = max(tails[direction] ** 2, _LEAST)
+                answer = _curve(direction, step, tails[direction], epsilon=epsilon).delta(epsilon)
             return answer
 
-        return self._largest(dominating(bag, adjacency), judge)
+        return self._largest(directions, judge)
 
     def _largest(self, directions: tuple[Direction, ...], judge: Judge) -> float:
         """The largest answer, refining only a direction whose coarse answer is not already below a refined one."""
