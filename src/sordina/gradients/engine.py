@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.capture import Recorder, Tap
 from sordina.gradients.check import check, check_losses
 from sordina.gradients.graph import Replay
+from sordina.gradients.harvest import harvest
 from sordina.gradients.install import Installed, install
 from sordina.gradients.layers import Fold
 from sordina.gradients.layers.fold import widen
@@ -53,7 +52,7 @@ class Engine:
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._like = widen(next(iter(self._parameters.values())).detach().new_empty(0))
-        self._known = Plan({}, frozenset(), certain=True)
+        self._known = Plan({}, frozenset(), frozenset(), certain=True)
         self._doubts = 0
         self._told: set[str] = set()
         self._recorder = Recorder(model)
@@ -105,13 +104,16 @@ class Engine:
 
     def _terms(self, losses: Tensor, units: int, rows: int) -> dict[str, Term]:
         plan, names = self._plan(losses), self._names
+        folds = {dim: Fold(units, rows, dim) for dim in set(plan.dims.values()) if dim is not None}
         taps = [tap for tap in self._recorder.taps if tap.build and plan.dims[tap.key] is not None]
-        gradients = _backward(losses, taps, retain=bool(plan.escaped))
+        self.clear()
+
+        def build(tap: Tap, gradient: Tensor) -> Iterable[tuple[Tensor, Term]]:
+            return _built(tap, gradient, folds[plan.dims[tap.key] or 0])
+
         found: dict[str, list[Term]] = {}
-        for tap, gradient in zip(taps, gradients, strict=True):
-            if gradient is not None:
-                for parameter, term in _built(tap, gradient, Fold(units, rows, plan.dims[tap.key] or 0)):
-                    found.setdefault(names[id(parameter)], []).append(term)
+        for parameter, term in harvest(losses, taps, plan.passed, build, retain=bool(plan.escaped)):
+            found.setdefault(names[id(parameter)], []).append(term)
         terms = {
             name: parts[0] if len(parts) == 1 else combine(parts, self._parameters[name].numel())
             for name, parts in found.items()
@@ -130,14 +132,15 @@ class Engine:
             self._installed.remove()
             watched = self._installed.watched | fresh
             self._installed = install(self.model, recorder, self._parameters, watched, self._tell)
-            self._known = Plan({}, frozenset(), certain=True)
+            self._known = Plan({}, frozenset(), frozenset(), certain=True)
             return plan
         for name in sorted(plan.escaped):
             self._tell(f"parameter {name!r} is used in a way no rule covers: one backward pass per sample")
         self._doubts += not plan.certain
         if plan.certain or self._doubts >= PATIENCE:
             recorder.learning = False
-            self._known = Plan({**known.dims, **plan.dims}, known.escaped | plan.escaped, certain=True)
+            escaped, passed = known.escaped | plan.escaped, plan.passed | (known.passed - plan.dims.keys())
+            self._known = Plan({**known.dims, **plan.dims}, escaped, passed, certain=True)
         return plan
 
     def _tell(self, message: str) -> None:
@@ -157,10 +160,3 @@ def _built(tap: Tap, gradient: Tensor, fold: Fold) -> Iterable[tuple[Tensor, Ter
         )
     assert tap.build is not None
     return tap.build(gradient if gradient.shape == tap.shape else gradient.view(tap.shape), fold)
-
-
-def _backward(losses: Tensor, taps: Sequence[Tap], retain: bool) -> Sequence[Tensor | None]:
-    if not taps:
-        return ()
-    edges: list[Any] = [tap.edge for tap in taps]
-    return torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)

@@ -7,16 +7,16 @@ samples mix and no per-sample bound exists. A walk through the graph finds param
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
 from sordina.gradients.capture import Tap
-from sordina.gradients.graph import escaping
+from sordina.gradients.graph import crossed, escaping
+from sordina.gradients.harvest import observe
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Plan:
     """By the key of a tap the dimension of the samples; None where the tap cannot be used."""
     escaped: frozenset[str]
     """Parameters used outside of all usable taps."""
+    passed: frozenset[tuple[str, int]]
+    """The keys of taps below which the backward pass always goes on."""
     certain: bool
     """Whether the batch could tell: it cannot with a single sample, or where all gradients vanish."""
 
@@ -34,53 +36,53 @@ class Plan:
 def learn(losses: Tensor, taps: Sequence[Tap], inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Plan:
     """Probe the graph of ``losses``; refuse a model whose samples mix."""
     rows = len(losses)
-    shapes = [tap.shape for tap in taps] + [leaf.shape for leaf in inputs]
-    edges = [tap.edge for tap in taps] + [get_gradient_edge(leaf) for leaf in inputs]
-    options = _options(losses, shapes, edges)
+    places = crossed(losses, [tap.edge for tap in taps])
     dims: dict[tuple[str, int], int | None] = {}
     certain = rows > 1
-    for tap, found in zip(taps, options, strict=False):
+    everything = [*taps, *map(_input, inputs)]
+    for tap, found in zip(everything, _options(losses, everything, places), strict=True):
         allowed = [dim for dim in found or () if tap.any_dim or dim == 0]
         if found is not None and not allowed and tap.batched and rows > 1:
-            raise Unsupported(_mixing(tap.label))
+            raise Unsupported(
+                f"samples mix after {tap.label!r}: the loss of one sample depends on other samples, so no per-sample "
+                "bound exists. Remove what looks across the batch (batch statistics, contrastive terms)."
+            )
         choice = allowed[0] if allowed else None
         dims[tap.key] = choice if dims.get(tap.key, choice) == choice else None
         certain &= tap.build is None or (found is not None and len(allowed) <= 1)
-    for found in options[len(taps) :]:
-        if found is not None and not found and rows > 1:
-            raise Unsupported(_mixing("the input"))
     usable = [tap for tap in taps if dims[tap.key] is not None or tap.build is None]
     names = {id(parameter): name for name, parameter in parameters.items()}
     missed = escaping(losses, ((tap.edge, tap.sources) for tap in usable), parameters.values())
-    return Plan(dims, frozenset(names[key] for key in missed), certain)
-
-
-def _mixing(where: str) -> str:
-    return (
-        f"samples mix after {where!r}: the loss of one sample depends on other samples, so no per-sample bound exists. "
-        "Remove what looks across the batch (batch statistics, contrastive terms)."
+    places = crossed(losses, [tap.edge if dims[tap.key] is not None and tap.build else None for tap in taps])
+    ends = {tap.key for place, tap in enumerate(taps) if place not in places or len(tap.shape) < 3}
+    return Plan(
+        dims,
+        frozenset(names[key] for key in missed),
+        frozenset(tap.key for tap in taps if tap.key not in ends),
+        certain,
     )
 
 
-def _options(losses: Tensor, shapes: Sequence[torch.Size], edges: Sequence[GradientEdge]) -> list[list[int] | None]:
-    """For each edge, the dimensions along which the samples may lie; None where its gradients say nothing."""
+def _input(leaf: Tensor) -> Tap:
+    """The model's input, looked at like a tap."""
+    return Tap(("the input", leaf.dim()), get_gradient_edge(leaf), leaf.shape, None, (), (), True)
+
+
+def _options(losses: Tensor, taps: Sequence[Tap], passed: Collection[int]) -> list[list[int] | None]:
+    """For each tap the dimensions along which the samples may lie; None if its gradients say nothing."""
     rows = len(losses)
-    options: list[list[int]] = [[dim for dim, size in enumerate(shape) if size == rows] for shape in shapes]
-    spoke = [False] * len(shapes)
+    options = [[dim for dim, size in enumerate(tap.shape) if size == rows] for tap in taps]
+    spoke = [rows == 1] * len(taps)
     for sample in {0, rows - 1} if rows > 1 else ():
-        gradients: Iterable[Tensor | None] = torch.autograd.grad(
-            losses[sample],
-            edges,
-            retain_graph=True,
-            allow_unused=True,
-        )
-        for place, gradient in enumerate(gradients):
-            if gradient is None or not gradient.isfinite().all() or not gradient.any():
-                continue
-            spoke[place] = True
-            shaped = gradient.view(shapes[place])
-            options[place] = [dim for dim in options[place] if _confined(shaped, dim, sample)]
-    return [dims if said or rows == 1 else (dims or None) for dims, said in zip(options, spoke, strict=True)]
+
+        def see(place: int, gradient: Tensor, sample: int = sample) -> None:
+            if gradient.any() and gradient.isfinite().all():
+                spoke[place] = True
+                shaped = gradient.view(taps[place].shape)
+                options[place] = [dim for dim in options[place] if _confined(shaped, dim, sample)]
+
+        observe(losses[sample], taps, passed, see)
+    return [dims if said else (dims or None) for dims, said in zip(options, spoke, strict=True)]
 
 
 def _confined(gradient: Tensor, dim: int, sample: int) -> bool:
