@@ -36,6 +36,7 @@ PATIENCE = 5
 class Engine:
     """Per-unit norms, projections and weighted sums of gradients, from one forward and one backward pass.
 
+    >>> import torch
     >>> model = nn.Linear(3, 2)
     >>> with Engine(model) as engine:
     ...     losses = model(torch.ones(5, 3)).square().sum(1)
