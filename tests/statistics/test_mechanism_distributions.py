@@ -122,7 +122,7 @@ def sparse_query(wrong, size, rng):
 def metric_laplace(dimension):
     def p_value(wrong, size, rng):
         epsilon = 0.8
-        centre = np.linspace(-2, 2, dimension)
+        centre = np.linspace(-2, 2, dimension) + math.pi  # off the grid of releases, so that no noise is exactly 0
         noise = MetricLaplace(epsilon / wrong).release_rows(np.tile(centre, (size, 1)), rng) - centre
         radius = np.linalg.norm(noise, axis=1)
         along = noise.sum(axis=1) / math.sqrt(dimension) / radius
