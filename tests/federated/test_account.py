@@ -71,3 +71,19 @@ def test_costs_are_finite_and_never_negative():
         exact(float("inf"))
     with pytest.raises(InvalidInput):
         ClientAccount().charge(Fraction(-1))
+
+
+def test_a_kept_account_is_on_disk_before_anything_can_leave(tmp_path):
+    path = tmp_path / "account.json"
+    account = ClientAccount.kept(path, limit=exact(0.8))
+    account.charge(exact(0.4))
+    assert ClientAccount.load(path).participations == 1
+    restarted = ClientAccount.kept(path)
+    restarted.charge(exact(0.4))
+    assert not ClientAccount.kept(path).allows(exact(0.4))
+
+
+def test_an_account_that_cannot_be_written_lets_nothing_leave(tmp_path):
+    account = ClientAccount.kept(tmp_path / "missing" / "account.json")
+    with pytest.raises(OSError, match="No such file"):
+        account.charge(exact(0.4))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordina.federated.experiments import bounded, fairness, hospital, synthetic
+from sordina.federated.experiments import bounded, fairness, hospital, skew, synthetic
 
 needs_data = pytest.mark.skipif("SORDINA_DATA" not in os.environ, reason="needs the real data")
 
@@ -76,3 +76,11 @@ def test_the_bounded_model_runs_with_sectors_at_the_stated_budget():
     rows = bounded.utility(arms, [0], clients=500, per_round=50, rounds=3, options={"inputs": 784, "hidden": 8})
     assert {row["arm"].split()[0] for row in rows} == {"unbounded", "bounded"}
     assert all(2.9 < row["epsilon"] <= 3.0 for row in rows)
+
+
+def test_scaffold_beats_fedavg_on_strongly_skewed_clients_at_equal_rounds():
+    rows = skew.compare(("fedavg", "scaffold"), [0, 1], alpha=0.05, rounds=10, every=10)
+    last = {(row["strategy"], row["seed"]): row for row in rows}
+    for seed in (0, 1):
+        assert last["scaffold", seed]["loss"][-1] < 0.8 * last["fedavg", seed]["loss"][-1]
+        assert last["scaffold", seed]["accuracy"][-1] > last["fedavg", seed]["accuracy"][-1]

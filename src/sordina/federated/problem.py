@@ -70,14 +70,16 @@ class Problem:
 def distance_to_optima(models: Tensor, optima: tuple[Tensor, ...]) -> float:
     """The largest distance of an optimum to the model meant for it, under the best matching of models to optima.
 
+    With fewer models than optima, a model may serve several.
+
     >>> distance_to_optima(torch.tensor([[0.0, 1.0], [5.0, 5.0]]), (torch.tensor([5.0, 5.0]), torch.tensor([0.0, 0.0])))
     1.0
     """
     from scipy.optimize import linear_sum_assignment
 
-    if len(models) < len(optima):
-        return float("inf")
     table = torch.cdist(torch.stack(list(optima)).double(), models.double()).numpy()
+    if len(models) < len(optima):
+        return float(table.min(axis=1).max())
     bounds = np.unique(table)
     for bound in bounds:
         rows, columns = linear_sum_assignment(table > bound)

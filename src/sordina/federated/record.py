@@ -108,6 +108,7 @@ def privacy_report(finished: Finished) -> dict[str, Any]:
         "releasable": finished.releasable,
         "rounds": len(finished.result.history),
         "details": statement.details or {},
+        "validation": "Held-out clients' losses are read in the clear; no guarantee covers those clients.",
     }
     if not finished.releasable:
         report["note"] = "The noise came from a seed: whoever knows the seed can subtract it. Not for release."

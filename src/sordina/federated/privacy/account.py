@@ -43,6 +43,15 @@ class ClientAccount:
     limit: Fraction | None = None
     spent: Fraction = field(default_factory=Fraction)
     participations: int = 0
+    path: Path | None = field(default=None, compare=False)
+    """Where the account is kept; every charge is written there before it counts."""
+
+    @classmethod
+    def kept(cls, path: Path, limit: Fraction | None = None) -> ClientAccount:
+        """The account at ``path``, or a new one there; a ``limit`` given now replaces the one on file."""
+        account = cls.load(path) if path.exists() else cls(limit)
+        account.limit, account.path = (limit if limit is not None else account.limit), path
+        return account
 
     def allows(self, cost: Fraction) -> bool:
         """Whether one more participation at ``cost`` stays within the limit."""
@@ -59,6 +68,8 @@ class ClientAccount:
             )
         self.spent += cost
         self.participations += 1
+        if self.path is not None:
+            self.save(self.path)
 
     def save(self, path: Path) -> None:
         """Write the account so that a crash leaves the old or the new one, never half of one."""
