@@ -51,11 +51,26 @@ def test_an_empty_batch_is_a_legal_step(plan):
     assert step.states[0].step == 1
 
 
-def test_a_sum_that_is_not_finite_stops_the_run(plan):
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_a_vector_that_is_not_finite_adds_nothing(plan, bad):
     vectors = matrix(3)
-    vectors[1, 2] = torch.inf
+    vectors[1, 2] = bad
+    _, (answer,) = run(plan, Online(), [MatrixTape(vectors)])
+    _, (without,) = run(plan, Online(), [MatrixTape(vectors[[0, 2]])])
+    for one, other in zip(answer.answers[:2], without.answers[:2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_sum_that_is_not_finite_stops_the_run(plan):
     with pytest.raises(TrainingFailed, match="stay on record"):
-        run(plan, Fixed(1.0), [MatrixTape(vectors)])
+        run(plan, Fixed(1.0), [Overflowing(matrix(3))])
+
+
+class Overflowing(MatrixTape):
+    """A tape whose sums overflow although no norm does."""
+
+    def contract(self, queries, direction=None, group=0):
+        return [answer * torch.inf for answer in super().contract(queries, direction, group)]
 
 
 def test_sector_needs_replace_one_before_anything_runs(plan):

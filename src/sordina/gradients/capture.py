@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from sordina.gradients.layers.fold import Fold
 from sordina.gradients.terms import Term
+from sordina.gradients.trace import Tracer
 
 Found: TypeAlias = Iterator[tuple[Tensor, Term]]
 """Parameters with their terms."""
@@ -69,7 +70,12 @@ class Recorder:
     """Inputs of the model, while its structure is being learned."""
     learning: bool = True
     """Whether the structure of the forward pass is still unknown."""
-    batched: Callable[[Iterable[Tensor]], bool] = lambda tensors: True
+    tracing: bool = False
+    """Whether there are parameters that only a tracer can follow."""
+    tracer: Tracer | None = None
+    """The tracer of the forward pass that is running."""
+    free: set[str] = field(default_factory=set)
+    """Layers that are called without samples."""
 
     @property
     def listening(self) -> bool:
@@ -83,11 +89,10 @@ class Recorder:
         build: Build | None,
         sources: tuple[Tensor, ...],
         any_dim: bool = True,
-        batched: bool | None = None,
+        batched: bool = True,
     ) -> None:
         """Listen to the gradient of ``output``, a function of parameters and ``sources``."""
         if isinstance(output, Tensor) and output.grad_fn is not None:
             versions = tuple([source._version for source in sources])
-            batched = self.batched(sources) if batched is None else batched
             key, shape = (label, output.dim()), output.shape
             self.taps.append(Tap(key, edge_of(output), shape, build, sources, versions, batched, any_dim))

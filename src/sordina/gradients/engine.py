@@ -19,7 +19,7 @@ from sordina.gradients.capture import Recorder, Tap
 from sordina.gradients.check import check, check_losses
 from sordina.gradients.graph import Replay
 from sordina.gradients.harvest import harvest
-from sordina.gradients.install import Installed, install
+from sordina.gradients.install import install, remove
 from sordina.gradients.layers import Fold
 from sordina.gradients.layers.fold import widen
 from sordina.gradients.layout import Layout, layouts
@@ -57,7 +57,7 @@ class Engine:
         self._doubts = 0
         self._told: set[str] = set()
         self._recorder = Recorder(model)
-        self._installed: Installed = install(model, self._recorder, self._parameters, frozenset(), self._tell)
+        self._wrapped = install(model, self._recorder, self._parameters, self._tell)
 
     def layout(self, group: int = 0) -> Layout:
         """Names, shapes and slices of a group's flat vectors."""
@@ -78,7 +78,7 @@ class Engine:
 
     def close(self) -> None:
         """Leave the model as it was found."""
-        self._installed.remove()
+        remove(self._wrapped)
         self.clear()
 
     def __enter__(self) -> Engine:
@@ -129,11 +129,9 @@ class Engine:
         if not recorder.learning and all(tap.key in known.dims for tap in recorder.taps):
             return known
         plan = learn(losses, recorder.taps, recorder.inputs, self._parameters)
-        if fresh := plan.escaped - self._installed.watched:
-            self._installed.remove()
-            watched = self._installed.watched | fresh
-            self._installed = install(self.model, recorder, self._parameters, watched, self._tell)
-            self._known = Plan({}, frozenset(), frozenset(), certain=True)
+        known_free = len(recorder.free)
+        recorder.free |= {tap.label for tap in recorder.taps if not tap.batched and plan.dims[tap.key] is None}
+        if len(recorder.free) > known_free:
             return plan
         for name in sorted(plan.escaped):
             self._tell(f"parameter {name!r} is used in a way no rule covers: one backward pass per sample")

@@ -1,9 +1,8 @@
-"""Placing the taps in a model: layers with a rule are wrapped, all other parameters are watched by a tracer."""
+"""Placing the taps in a model: layers with a rule are wrapped, all other parameters are left to a tracer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -12,53 +11,35 @@ from torch import Tensor, nn
 from sordina.gradients.capture import Recorder
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.meeting import Meeting
-from sordina.gradients.trace import Tracer
+from sordina.gradients.trace import Tracer, tensors_in
 
 OURS = "_sordina_original"
 
 
-@dataclass(frozen=True)
-class Installed:
-    """What stands in the model, and what is watched because no rule covers it."""
-
-    modules: tuple[nn.Module, ...]
-    watched: frozenset[str]
-
-    def remove(self) -> None:
-        """Give every module its own forward pass back."""
-        for module in self.modules:
-            module.__dict__.pop("forward", None)
-
-
 def install(
-    model: nn.Module,
-    recorder: Recorder,
-    parameters: Mapping[str, Tensor],
-    watched: frozenset[str],
-    tell: Callable[[str], None],
-) -> Installed:
-    """Wrap what has a rule; watch ``watched`` and every parameter that no rule covers."""
-    for module in model.modules():
+    model: nn.Module, recorder: Recorder, parameters: Mapping[str, Tensor], tell: Callable[[str], None]
+) -> list[nn.Module]:
+    """Wrap what has a rule, and the model itself; return the wrapped modules."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    remove(model.modules())
+    wrapped = []
+    for name, module in model.named_modules():
+        if any(id(parameter) in names for parameter in module._parameters.values()):
+            rule = rule_for(module)
+            if rule is not None:
+                _replace(module, _layer(module, rule, name or type(module).__name__, recorder))
+                wrapped.append(module)
+            else:
+                recorder.tracing = True
+    _replace(model, _root(model, recorder, Meeting(recorder, tell, names)))
+    return [*wrapped, model]
+
+
+def remove(modules: Iterable[nn.Module]) -> None:
+    """Give modules their own forward pass back."""
+    for module in modules:
         if hasattr(module.__dict__.get("forward"), OURS):
             del module.__dict__["forward"]
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    owners = {module: _own(module, names) for module in model.modules()}
-    rules = {module: rule for module, own in owners.items() if own and (rule := rule_for(module)) is not None}
-    watched |= {name for module, own in owners.items() if module not in rules for name in own}
-    while spoiled := [module for module in rules if owners[module] & watched]:
-        for module in spoiled:
-            del rules[module]
-            watched |= owners[module]
-    for name, module in model.named_modules():
-        if module in rules:
-            _replace(module, _layer(module, rules[module], name or type(module).__name__, recorder))
-    _replace(model, _root(model, recorder, parameters, watched, Meeting(recorder, tell, names)))
-    recorder.learning = True
-    return Installed((*rules, model), frozenset(watched))
-
-
-def _own(module: nn.Module, names: Mapping[int, str]) -> frozenset[str]:
-    return frozenset(names[id(p)] for p in module._parameters.values() if p is not None and id(p) in names)
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -72,18 +53,31 @@ def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Call
 
     @wraps(original)
     def plain(*args: Any, **kwargs: Any) -> Any:
-        output = original(*args, **kwargs)
-        if terms is not None and recorder.listening:
-            inputs = args if not kwargs else (*args, *kwargs.values())
-            sources = inputs if len(inputs) == 1 else tuple([x for x in inputs if isinstance(x, Tensor)])
-            recorder.tap(name, output, partial(_build, terms, module, args, kwargs), sources, any_dim)
+        if terms is None or not recorder.listening:
+            return original(*args, **kwargs)
+        inputs = args if not kwargs else (*args, *kwargs.values())
+        sources = inputs if len(inputs) == 1 else tuple([x for x in inputs if isinstance(x, Tensor)])
+        tracer, batched = recorder.tracer, True
+        if tracer is None or tracer.suspended:
+            output = original(*args, **kwargs)
+        else:
+            batched = tracer.batched(sources)
+            if not batched and (name in recorder.free or sources[0].shape[0] not in tracer.counts):
+                return original(*args, **kwargs)
+            output = tracer.inside(original, *args, **kwargs)
+        recorder.tap(name, output, partial(_build, terms, module, args, kwargs), sources, any_dim, batched)
         return output
 
     @wraps(original)
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.listening or rule.forward is None:
+        tracer = recorder.tracer
+        if rule.forward is None or not recorder.listening:
             return original(*args, **kwargs)
-        return rule.forward(module, partial(_tap, recorder, name), *args, **kwargs)
+        if tracer is None or tracer.suspended:
+            return rule.forward(module, partial(_tap, recorder, name), *args, **kwargs)
+        if not tracer.batched(tensors_in([args, kwargs])):
+            return original(*args, **kwargs)
+        return tracer.inside(rule.forward, module, partial(_tap, recorder, name), *args, **kwargs)
 
     return plain if rule.forward is None else in_pieces
 
@@ -101,35 +95,25 @@ def _tap(recorder: Recorder, name: str, part: str, *args: Any) -> None:
     recorder.tap(f"{name}.{part}", *args)
 
 
-def _root(
-    model: nn.Module, recorder: Recorder, parameters: Mapping[str, Tensor], watched: frozenset[str], meeting: Meeting
-) -> Callable[..., Any]:
-    """The model's forward pass, traced while its structure is unknown or a parameter is watched."""
+def _root(model: nn.Module, recorder: Recorder, meeting: Meeting) -> Callable[..., Any]:
+    """The model's forward pass, traced while its structure is unknown or where taps in layers do not suffice."""
     original = model.forward
-    interesting = {id(parameters[name]): parameters[name] for name in watched}
-    everything = {id(parameter) for parameter in parameters.values()}
 
     @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.listening or not (recorder.learning or watched):
+        if not recorder.listening or not (recorder.learning or recorder.tracing):
             return original(*args, **kwargs)
         if recorder.learning:
             args = tuple([_differentiable(value, recorder) for value in args])
             kwargs = {key: _differentiable(value, recorder) for key, value in kwargs.items()}
-        tracer = Tracer(interesting, everything, meeting)
-        tracer.enter([args, kwargs])
-        recorder.batched = tracer.batched
+        outer, recorder.tracer = recorder.tracer, Tracer(meeting.names.keys(), meeting, [args, kwargs])
         try:
-            with tracer:
+            with recorder.tracer:
                 return original(*args, **kwargs)
         finally:
-            recorder.batched = _always
+            recorder.tracer = outer
 
     return forward
-
-
-def _always(tensors: Iterable[Tensor]) -> bool:
-    return True
 
 
 def _differentiable(value: Any, recorder: Recorder) -> Any:

@@ -40,6 +40,10 @@ class Meeting:
     def _label(self, name: str, kind: Free) -> str:
         return f"{name} with {' and '.join(self.names[id(root)] for root in kind.roots)}"
 
+    def _tap(self, *args: Any, **kwargs: Any) -> None:
+        self.recorder.tracing = True
+        self.recorder.tap(*args, **kwargs)
+
     def __call__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Tracer) -> Any:
         """The operation's result."""
         name = getattr(func, "__name__", str(func))
@@ -65,7 +69,7 @@ class Meeting:
             yield from pulled(Dense(unexpanded(b, value.shape, fold)), value, kind)
 
         if all(old in (1, new) for old, new in zip(value.shape[::-1], result.shape[::-1], strict=False)):
-            self.recorder.tap(self._label("repetition", kind), result, build, (), batched=False)
+            self._tap(self._label("repetition", kind), result, build, (), batched=False)
         return result
 
     def _broadcast(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Tracer) -> Any:
@@ -76,14 +80,14 @@ class Meeting:
 
         def expanded(value: Any) -> Any:
             kind = tracer.kind(value) if isinstance(value, Tensor) else None
-            if not isinstance(kind, Free) or not kind.roots:
+            if not isinstance(kind, Free):
                 return value
             wide = value.expand(shape)
 
             def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
                 yield from pulled(Dense(unexpanded(b, value.shape, fold)), value, kind)
 
-            self.recorder.tap(self._label(name, kind), wide, build, (), batched=bool(batched))
+            self._tap(self._label(name, kind), wide, build, (), batched=bool(batched))
             return wide
 
         return func(*[expanded(value) for value in args], **{key: expanded(value) for key, value in kwargs.items()})
@@ -98,9 +102,7 @@ class Meeting:
             if len(kinds) > 2 and isinstance(kinds[2], Free):
                 yield from pulled(Dense(fold.total(b)), args[2], kinds[2])
 
-        self.recorder.tap(
-            self._label("linear", next(kind for kind in kinds if isinstance(kind, Free))), result, build, (x,)
-        )
+        self._tap(self._label("linear", next(kind for kind in kinds if isinstance(kind, Free))), result, build, (x,))
         return result
 
     def _product(self, func: Any, args: Sequence[Any], kind: Free) -> Any:
@@ -110,7 +112,7 @@ class Meeting:
         def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
             yield from pulled(outer(fold.places(x.detach()), fold.places(b)), args[1], kind)
 
-        self.recorder.tap(self._label("product", kind), result, build, (x,))
+        self._tap(self._label("product", kind), result, build, (x,))
         return result
 
     def _table(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Free) -> Any:
@@ -122,7 +124,7 @@ class Meeting:
             places = fold.places(indices, keep=0)[..., 0]
             yield from pulled(looked_up(places, fold.places(b), len(table), padding), table, kind)
 
-        self.recorder.tap(self._label("embedding", kind), result, build, (indices,))
+        self._tap(self._label("embedding", kind), result, build, (indices,))
         return result
 
     def _any(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Tracer) -> Any:
@@ -139,7 +141,7 @@ class Meeting:
                 yield from pulled(Sampled(operation, place, widen(b), fold), operation.leaves[place], kind)
 
         sources = tuple(tensor for place, tensor in operation.tensors.items() if place not in operation.free)
-        self.recorder.tap(label, result, build, sources, any_dim=False)
+        self._tap(label, result, build, sources, any_dim=False)
         return result
 
 

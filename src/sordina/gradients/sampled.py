@@ -33,7 +33,7 @@ class Operation:
         """Sort the arguments by what the tracer knows of them."""
         leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
         kinds = {place: tracer.kind(leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-        free = {place: kind for place, kind in kinds.items() if isinstance(kind, Free) and kind.roots}
+        free = {place: kind for place, kind in kinds.items() if isinstance(kind, Free)}
         batched = tuple(place for place, kind in kinds.items() if kind is BATCHED)
         return cls(func, tuple(leaves), spec, free, batched)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients.layout import Layout
-from sordina.gradients.terms import Term
+from sordina.gradients.terms import Term, contract_without
 from sordina.gradients.weights import Weights
 from sordina.seam import Query, ScalarQuery, Scalars
 
@@ -79,12 +80,22 @@ class GhostTape:
             return out
         rows = [self._weights(vector) for vector in own]
         weights = Weights(torch.stack(rows) if len(rows) > 1 else rows[0][None])
+        poisoned = self._poisoned(group)
         for name, target in zip(layout.names, torch.split_with_sizes(out, layout.sizes, 1), strict=True):
-            if name in self.terms:
+            if name not in self.terms:
+                target.zero_()
+            elif poisoned is None:
                 self.terms[name].contract(weights, target)
             else:
-                target.zero_()
+                contract_without(poisoned, self.terms[name], weights, target)
         return out
+
+    def _poisoned(self, group: int) -> Tensor | None:
+        """Units whose norm is not a number: a weight of zero must silence them, and ``0 * inf`` would not."""
+        norms = self._norms.get(group)
+        if norms is None or math.isfinite(float(norms.sum())):
+            return None
+        return ~norms.isfinite()
 
     def _weights(self, own: Tensor) -> Tensor:
         if own.shape != (self.units,):

@@ -205,3 +205,12 @@ def _worth_arranging(left: Tensor, right: Tensor) -> bool:
     r, c = left.shape[-1], right.shape[-1]
     dear = 16 if left.numel() + right.numel() < IN_CACHE else 64
     return r * c > (r + c) * dear and left.numel() * c > WORTH_THE_TROUBLE
+
+
+def contract_without(poisoned: Tensor, term: Term, weights: Weights, out: Tensor) -> None:
+    """As ``term.contract``, but units that are ``poisoned`` and have weight zero add nothing, not even a NaN."""
+    out.zero_()
+    for where in chunks(term.units, out.shape[1] * out.element_size()):
+        rows = term.rows(where)
+        silent = poisoned[where] & (weights.rows[:, where] == 0).all(0)
+        out.addmm_(weights.rows[:, where], rows.masked_fill(silent[:, None], 0))

@@ -1,14 +1,14 @@
 """Following tensors through a forward pass: which hold samples, and which are functions of parameters alone.
 
 The tracer is a ``TorchFunctionMode`` around the model's forward pass. It marks what is computed from the model's inputs
-as *batched*; everything computed from parameters alone as *free*. Where a free tensor of interest meets a batched one,
-the operation is handed to `sordina.gradients.meeting`, which taps it. It runs in the first steps, to learn the
-model's structure, and afterwards only for models with parameters that no layer rule covers.
+as *batched*, and what is computed from parameters alone as *free*. Where a free tensor meets a batched one outside of a
+layer with a rule, the operation is handed to `sordina.gradients.meeting`, which taps it. It runs in the first steps, to
+learn the model's structure, and afterwards only for models in which such meetings occur.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Free:
     """A function of parameters alone."""
 
     roots: tuple[Tensor, ...]
-    """The watched parameters it depends on."""
+    """The parameters it depends on."""
     isometric: bool = True
     """Whether it only picks or moves values of one parameter."""
     looked_up: tuple[Tensor, int, int | None] | None = None
@@ -52,16 +52,24 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 class Tracer(TorchFunctionMode):
     """One forward pass. Marks are kept on the tensors, with the tracer's token: those of other passes do not count."""
 
-    def __init__(self, watched: Mapping[int, Tensor], parameters: set[int], meet: Meeting) -> None:
+    def __init__(self, parameters: Collection[int], meet: Meeting, inputs: Any) -> None:
         super().__init__()
-        self.watched, self.parameters, self.meet = watched, parameters, meet
+        self.parameters, self.meet = parameters, meet
         self.token = object()
-        self.sizes: set[int] = set()
-
-    def enter(self, inputs: Any) -> None:
-        """Note the model's inputs: they hold the samples."""
+        self.suspended = False
         self.mark(inputs, BATCHED)
         self.sizes = {size for tensor in tensors_in([inputs]) for size in tensor.shape[:2]}
+        self.counts = {tensor.shape[0] for tensor in tensors_in([inputs]) if tensor.dim()}
+
+    def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a layer that is tapped as a whole, whose inside is nobody's business."""
+        self.suspended = True
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self.suspended = False
+        self.mark(result, BATCHED)
+        return result
 
     def mark(self, values: Any, kind: Any) -> None:
         """Note what the tensors in ``values`` are."""
@@ -74,7 +82,7 @@ class Tracer(TorchFunctionMode):
         if token is self.token:
             return kind
         if id(tensor) in self.parameters:
-            return Free((tensor,) if id(tensor) in self.watched else ())
+            return Free((tensor,))
         return BATCHED if tensor.requires_grad and not tensor.is_leaf else None
 
     def batched(self, tensors: Iterable[Tensor]) -> bool:
@@ -85,14 +93,15 @@ class Tracer(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.suspended:
+            return func(*args, **kwargs)
         kinds = [self.kind(tensor) for tensor in tensors_in([*args, *kwargs.values()])]
         free = [kind for kind in kinds if isinstance(kind, Free)]
         if BATCHED in kinds:
-            watched = any(kind.roots for kind in free)
-            result = self.meet(func, args, kwargs, self) if watched else func(*args, **kwargs)
+            result = self.meet(func, args, kwargs, self) if free else func(*args, **kwargs)
             self.mark(result, BATCHED)
             return result
-        if any(kind.roots for kind in free) and getattr(func, "__name__", "") in REPEATING:
+        if free and getattr(func, "__name__", "") in REPEATING:
             result = self.meet(func, args, kwargs, self)
             if result.shape[:1] != args[0].shape[:1] and result.shape[0] in self.sizes:
                 self.mark(result, BATCHED)

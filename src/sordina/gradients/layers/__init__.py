@@ -61,11 +61,18 @@ def rule_for(module: nn.Module) -> Rule | None:
     for kind in type(module).__mro__:
         rule = RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
         if rule:
-            own = {name for name, parameter in module._parameters.items() if parameter is not None}
-            plain = rule.parameters is None or own <= rule.parameters
+            plain = _plain(module, rule.parameters)
             same = getattr(type(module), "forward", None) is getattr(kind, "forward", None)
             return rule if plain and same and "forward" not in module.__dict__ and _fit(module) else None
     return None
+
+
+def _plain(module: nn.Module, known: frozenset[str] | None) -> bool:
+    """Whether the module's weights are parameters of its own, not computed from others (weight norm and the like)."""
+    if known is None:
+        return not hasattr(module, "parametrizations")
+    own = {name for name, parameter in module._parameters.items() if parameter is not None}
+    return own <= known and all(name in module._parameters for name in known if hasattr(module, name))
 
 
 def _fit(module: nn.Module) -> bool:
