@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sordina import randomness
 from sordina.auditing.bounds import Bound, TwoRates, check_confidence
 from sordina.auditing.membership.attack import Attack, Loss
 from sordina.auditing.membership.calibrated import AttackModel, LiRA, ShadowDifference
@@ -65,7 +64,7 @@ def audit(
     by ``recipe``, which should be the target's own. Without a ``claim`` the bound is at ``delta`` (1e-5).
     """
     check_confidence(confidence)
-    rng = randomness.generator(seed)
+    rng = np.random.default_rng(seed)
     delta = check_delta(delta if delta is not None else claim.delta if claim is not None else 1e-5)
     rows = _Rows.of(as_samples(members), as_samples(non_members), tuning, rng)
     target = as_target(model, rows.samples, embedding)

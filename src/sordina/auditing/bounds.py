@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import ndtri
 
-from sordina.auditing.scores import FloatArray, Scores, lower_rate, upper_rate
+from sordina.auditing.scores import FloatArray, Scores, lower_rates, upper_rates
 from sordina.errors import InvalidInput
 from sordina.types import check_delta
 
@@ -56,55 +56,57 @@ class Bound(Protocol):
 
 @dataclass(frozen=True)
 class Rates:
-    """TPR bounded from below and FPR from above, together at the stated confidence."""
+    """TPR bounded from below and FPR from above, together at the stated confidence; one pair, or arrays of them."""
 
-    tpr: float
-    fpr: float
+    tpr: FloatArray
+    fpr: FloatArray
 
     @property
-    def directions(self) -> tuple[tuple[float, float], tuple[float, float]]:
+    def directions(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """The two tests: (power, size) of telling in from out, and of telling out from in."""
         return (self.tpr, self.fpr), (1 - self.fpr, 1 - self.tpr)
 
     @property
-    def gap(self) -> float:
-        """``Phi^-1(TPR) - Phi^-1(FPR)``: if positive, the least mu of Gaussian DP that allows these rates."""
-        gap = float(ndtri(self.tpr)) - float(ndtri(self.fpr))
-        return -math.inf if math.isnan(gap) else gap
+    def gap(self) -> FloatArray:
+        """``Phi^-1(TPR) - Phi^-1(FPR)``: where positive, the least mu of Gaussian DP that allows these rates."""
+        with np.errstate(invalid="ignore"):
+            gap = ndtri(self.tpr) - ndtri(self.fpr)
+        return np.where(np.isnan(gap), -np.inf, gap)
 
-    def log_ratio(self, delta: float) -> float:
+    def log_ratio(self, delta: float) -> FloatArray:
         """The larger of ``log((TPR - delta)/FPR)`` and ``log((TNR - delta)/FNR)``.
 
-        If positive, the least epsilon that allows these rates.
+        Where positive, the least epsilon that allows these rates.
 
-        >>> round(math.exp(Rates(tpr=0.5, fpr=0.05).log_ratio(0.0)), 6)
+        >>> round(math.exp(Rates(np.array(0.5), np.array(0.05)).log_ratio(0.0)), 6)
         10.0
         """
-        best = -math.inf
-        for power, size in self.directions:
-            if power > delta:
-                best = max(best, math.log((power - delta) / size) if size > 0 else math.inf)
-        return best
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = [np.log(np.maximum(power - delta, 0.0)) - np.log(size) for power, size in self.directions]
+        return np.maximum(*(np.where(np.isnan(one), -np.inf, one) for one in logs))
 
 
-def rates_at(scores: Scores, threshold: float, confidence: float) -> Rates:
-    """Clopper-Pearson rates of the test ``score >= threshold``, jointly at ``confidence``."""
+def rates_at(scores: Scores, thresholds: FloatArray, confidence: float) -> Rates:
+    """Clopper-Pearson rates of the tests ``score >= threshold``, each pair jointly at ``confidence``."""
     risk = (1 - confidence) / 2
-    hits, alarms = int((scores.inside >= threshold).sum()), int((scores.outside >= threshold).sum())
-    return Rates(lower_rate(hits, len(scores.inside), risk), upper_rate(alarms, len(scores.outside), risk))
+    hits, alarms = (
+        len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
+        for values in (scores.inside, scores.outside)
+    )
+    return Rates(lower_rates(hits, len(scores.inside), risk), upper_rates(alarms, len(scores.outside), risk))
 
 
-def best_threshold(tuning: Scores, gain: Callable[[Rates], float], confidence: float) -> float:
+def best_threshold(tuning: Scores, gain: Callable[[Rates], FloatArray], confidence: float) -> FloatArray:
     """The threshold that makes ``gain`` largest on the tuning part; at most 200 candidates, midway between scores."""
     values = np.unique(np.concatenate([tuning.inside, tuning.outside]))
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
-        return float(values[-1])
+        return values[-1:]
     middles: FloatArray = finite[:-1] + np.diff(finite) / 2
     if len(middles) > 200:
         middles = middles[np.linspace(0, len(middles) - 1, 200).round().astype(int)]
-    gains = [gain(rates_at(tuning, float(threshold), confidence)) for threshold in middles]
-    return float(middles[int(np.argmax(gains))])
+    best = int(np.argmax(gain(rates_at(tuning, middles, confidence))))
+    return middles[best : best + 1]
 
 
 def check_confidence(confidence: float) -> float:
@@ -124,10 +126,10 @@ class TwoRates:
         threshold = best_threshold(tuning, lambda rates: rates.log_ratio(delta), confidence)
         rates = rates_at(report, threshold, confidence)
         return LowerBound(
-            epsilon=max(0.0, rates.log_ratio(delta)),
+            epsilon=max(0.0, float(rates.log_ratio(delta)[0])),
             delta=delta,
             confidence=confidence,
             method="two rates (Clopper-Pearson)",
             assumes="every score comes from an independent trial",
-            detail=f"TPR >= {rates.tpr:.4f}, FPR <= {rates.fpr:.4f}",
+            detail=f"TPR >= {rates.tpr[0]:.4f}, FPR <= {rates.fpr[0]:.4f}",
         )

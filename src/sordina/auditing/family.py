@@ -23,7 +23,7 @@ from sordina.accounting.accountants import accountant
 from sordina.accounting.events import Event, Gaussian
 from sordina.accounting.gaussian import gaussian_epsilon
 from sordina.auditing.bounds import LowerBound, Rates, best_threshold, check_confidence, rates_at
-from sordina.auditing.scores import Scores
+from sordina.auditing.scores import FloatArray, Scores
 from sordina.types import Adjacency, check_delta
 
 _MULTIPLIERS = tuple(float(value) for value in 0.05 * 1.02 ** np.arange(0, 350))
@@ -39,17 +39,25 @@ def _delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
 def refuted(rates: Rates, event: Event, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> bool:
     """Whether these rates are impossible for ``event``.
 
-    >>> refuted(Rates(tpr=0.9, fpr=0.01), Gaussian(1.0))
+    >>> refuted(Rates(np.array([0.9]), np.array([0.01])), Gaussian(1.0))
     True
-    >>> refuted(Rates(tpr=0.1, fpr=0.05), Gaussian(1.0))
+    >>> refuted(Rates(np.array([0.1]), np.array([0.05])), Gaussian(1.0))
     False
     """
+    tests = [(float(power[0]), float(size[0])) for power, size in rates.directions]
     return any(
         power > math.exp(epsilon) * size + _delta(event, epsilon, adjacency)
-        for power, size in rates.directions
+        for power, size in tests
         for epsilon in _EPSILONS
         if power > math.exp(epsilon) * size
     )
+
+
+def _smooth(gaps: FloatArray) -> FloatArray:
+    """A moving mean over a fifth of the thresholds: the gap is flat in theory, so that its highest point is chance."""
+    width = max(1, len(gaps) // 5)
+    padded = np.pad(np.maximum(gaps, -5.0), (width // 2, width - 1 - width // 2), mode="edge")
+    return np.convolve(padded, np.full(width, 1 / width), mode="valid")
 
 
 @dataclass(frozen=True)
@@ -62,22 +70,24 @@ class GaussianFamily:
     def epsilon_lower(self, tuning: Scores, report: Scores, delta: float, confidence: float) -> LowerBound:
         """The epsilon of the largest noise multiplier that the report's rates allow."""
         check_delta(delta), check_confidence(confidence)
-        threshold = best_threshold(tuning, lambda rates: rates.gap, confidence)
+        threshold = best_threshold(tuning, lambda rates: _smooth(rates.gap), confidence)
         rates = rates_at(report, threshold, confidence)
         epsilon, multiplier = self._invert(rates, delta)
+        seen = f"TPR >= {rates.tpr[0]:.4f}, FPR <= {rates.fpr[0]:.4f}"
         return LowerBound(
             epsilon=epsilon,
             delta=delta,
             confidence=confidence,
             method="Gaussian family",
             assumes="independent trials of a mechanism known up to its noise multiplier",
-            detail=f"noise multiplier at most {multiplier:.3g} (TPR >= {rates.tpr:.4f}, FPR <= {rates.fpr:.4f})",
+            detail=f"noise multiplier at most {multiplier:.3g} ({seen})",
         )
 
     def _invert(self, rates: Rates, delta: float) -> tuple[float, float]:
         """(epsilon, largest multiplier that is not refuted)."""
         if self.event is Gaussian:
-            return (gaussian_epsilon(1 / rates.gap, delta), 1 / rates.gap) if rates.gap > 0 else (0.0, math.inf)
+            mu = float(rates.gap[0])
+            return (gaussian_epsilon(1 / mu, delta), 1 / mu) if mu > 0 else (0.0, math.inf)
         low, high = -1, len(_MULTIPLIERS)
         while high - low > 1:
             middle = (low + high) // 2

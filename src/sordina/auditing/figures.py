@@ -46,8 +46,8 @@ def epsilon_curve(scores: Scores, delta: float, confidence: float, points: int =
     """(FPR, two-rates bound) over thresholds. One threshold chosen from the curve needs evidence of its own."""
     ordered = np.sort(scores.outside)[::-1]
     ranks = np.unique(np.geomspace(1, len(ordered), points).astype(int))
-    bounds = [max(0.0, rates_at(scores, float(ordered[rank - 1]), confidence).log_ratio(delta)) for rank in ranks]
-    return ranks / len(ordered), np.array(bounds)
+    bounds = rates_at(scores, ordered[ranks - 1], confidence).log_ratio(delta)
+    return ranks / len(ordered), np.maximum(bounds, 0.0)
 
 
 def sigma_figure(tried: Sequence[Sequence[float]], path: str | Path) -> Path:
@@ -73,7 +73,7 @@ def reconstruction_figure(
     for line, (name, images) in enumerate(table):
         for column, image in enumerate(images):
             axes = grid[line][column]
-            axes.imshow(image.detach().clamp(0, 1).mean(dim=0), cmap="gray", vmin=0, vmax=1)
+            axes.imshow(image.detach().clamp(0, 1).mean(dim=0).numpy(), cmap="gray", vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
             if line and captions:
                 axes.set_xlabel(captions[line - 1][column], fontsize=6, labelpad=1)

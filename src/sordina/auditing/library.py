@@ -25,7 +25,7 @@ from sordina.auditing.faults import fault
 from sordina.auditing.membership.recipe import Progress, silent
 from sordina.auditing.one_run import OneRun
 from sordina.auditing.result import AttackResult
-from sordina.auditing.scores import FloatArray, Scores
+from sordina.auditing.scores import BoolArray, FloatArray, Scores
 from sordina.clipping.names import named
 from sordina.errors import InvalidInput
 from sordina.sampling import Poisson
@@ -68,24 +68,42 @@ def audit_runs(
     }
     best = max(halves, key=lambda name: _promise(halves[name][0], confidence))
     bounds: tuple[Bound, ...] = (family(trial.plan), TwoRates())
-    details = {"runs": runs, "statistic": best}
+    details: dict[str, object] = {"runs": runs, "statistic": best}
     return _judge("canary runs", trial.plan, halves[best], bounds, confidence, start, details)
 
 
-def audit_one_run(trial: Trial, rng: np.random.Generator, *, confidence: float = 0.95) -> AttackResult:
+def audit_one_run(
+    trial: Trial, rng: np.random.Generator, *, repeats: int = 1, confidence: float = 0.95, progress: Progress = silent
+) -> AttackResult:
     """One training with each canary in by a coin. The first bound assumes nothing of the mechanism.
 
     Canaries along different coordinates meet independent noise and independent coins, so that the family's bound
-    holds for them too.
+    holds for them too. ``repeats`` of the training, with new coins, are pooled as if they were more canaries: each is
+    in one training only.
     """
-    if trial.canaries < 8:
-        raise InvalidInput(f"one run needs many canaries, got {trial.canaries}. A usual choice is 1000.")
+    if trial.canaries < 100 or repeats < 1:
+        raise InvalidInput(f"one run needs many canaries, got {trial.canaries}: at least 100, a usual choice is 1000.")
     start = time.perf_counter()
-    included = rng.random(trial.canaries) < 0.5
-    scores = likelihood(trial(included, rng), trial.plan)
-    halves = Scores(scores[included], scores[~included]).split(TUNING, rng)
+    coins, scores = [], []
+    for repeat in range(repeats):
+        coins.append(rng.random(trial.canaries) < 0.5)
+        scores.append(likelihood(trial(coins[-1], rng), trial.plan))
+        progress(repeat + 1, repeats)
+    included, seen = np.concatenate(coins), np.concatenate(scores)
     bounds: tuple[Bound, ...] = (OneRun(coins=True), family(trial.plan))
-    return _judge("one run", trial.plan, halves, bounds, confidence, start, {"canaries": trial.canaries})
+    details: dict[str, object] = {"canaries": trial.canaries, "repeats": repeats}
+    return _judge("one run", trial.plan, blind_split(seen, included, rng), bounds, confidence, start, details)
+
+
+def blind_split(seen: FloatArray, included: BoolArray, rng: np.random.Generator) -> tuple[Scores, Scores]:
+    """Scores to tune on and scores to report on, divided without looking at the coins.
+
+    With the same share of both sides in either part, the first would tell how many of the second fell on "in", and so
+    on which side to bet.
+    """
+    tuning = rng.permutation(len(seen)) < round(TUNING * len(seen))
+    tuned, reported = (Scores(seen[part & included], seen[part & ~included]) for part in (tuning, ~tuning))
+    return tuned, reported
 
 
 def audit_training(
@@ -115,7 +133,7 @@ def audit_training(
 
 def _promise(tuning: Scores, confidence: float) -> float:
     threshold = best_threshold(tuning, lambda rates: rates.gap, confidence)
-    return rates_at(tuning, threshold, confidence).gap
+    return float(rates_at(tuning, threshold, confidence).gap[0])
 
 
 def _judge(

@@ -62,11 +62,30 @@ def epsilon_at(canaries: int, guesses: int, right: int, delta: float, risk: floa
         return high
     if p_value(canaries, guesses, right, 0.0, delta) >= risk:
         return 0.0
-    while high - low > 1e-6:
+    while high - low > 1e-4:
         middle = (low + high) / 2
         refuted = p_value(canaries, guesses, right, middle, delta) < risk
         low, high = (middle, high) if refuted else (low, middle)
     return low
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How a guesser did, and the risk that its bound may take."""
+
+    right: int
+    guesses: int
+    records: int
+    risk: float
+
+    @property
+    def certain(self) -> float:
+        """Clopper-Pearson lower rate of right guesses: what plans are compared by."""
+        return lower_rate(self.right, self.guesses, self.risk) if self.guesses else 0.0
+
+    def epsilon(self, delta: float) -> float:
+        """The bound."""
+        return epsilon_at(self.records, self.guesses, self.right, delta, self.risk)
 
 
 @dataclass(frozen=True)
@@ -81,22 +100,20 @@ class OneRun:
         """Guess "in" for the highest scores and "out" for the lowest; how many, and on which side, is tuned."""
         check_delta(delta), check_confidence(confidence)
         plans = [(part * high, part * (1 - high)) for part in self.fractions for high in (0.0, 0.5, 1.0)]
-        best = max(plans, key=lambda plan: self._guess(tuning, plan, 0.0, 1 - confidence)[0])
-        epsilon, right, guesses, records = self._guess(report, best, delta, 1 - confidence)
+        best = max(plans, key=lambda plan: self._guess(tuning, plan, 1 - confidence).certain)
+        found = self._guess(report, best, 1 - confidence)
         drawn = "by coins" if self.coins else "by a uniformly random split"
         return LowerBound(
-            epsilon=epsilon,
+            epsilon=found.epsilon(delta),
             delta=delta,
             confidence=confidence,
             method="one run (Steinke, Nasr and Jagielski 2023)",
             assumes=f"membership was drawn {drawn}; add/remove neighbours",
-            detail=f"{right} of {guesses} guesses right, {records} records",
+            detail=f"{found.right} of {found.guesses} guesses right, {found.records} records",
         )
 
-    def _guess(
-        self, scores: Scores, plan: tuple[float, float], delta: float, risk: float
-    ) -> tuple[float, int, int, int]:
-        """(epsilon, right guesses, guesses, records); a guess that a tie makes ambiguous counts as wrong."""
+    def _guess(self, scores: Scores, plan: tuple[float, float], risk: float) -> Guesses:
+        """A guess that a tie makes ambiguous counts as wrong."""
         if not self.coins:
             scores, risk = _balanced(scores, risk)
         every = np.sort(np.concatenate([scores.inside, scores.outside]))
@@ -107,7 +124,7 @@ class OneRun:
             right += int((scores.inside > (every[-highest - 1] if highest < records else -np.inf)).sum())
         if lowest:
             right += int((scores.outside < (every[lowest] if lowest < records else np.inf)).sum())
-        return epsilon_at(records, highest + lowest, right, delta, risk), right, highest + lowest, records
+        return Guesses(right, highest + lowest, records, risk)
 
 
 def _balanced(scores: Scores, risk: float) -> tuple[Scores, float]:
@@ -126,22 +143,21 @@ class PairedRun:
     def epsilon_lower(self, tuning: Scores, report: Scores, delta: float, confidence: float) -> LowerBound:
         """Guess that the higher score is the member's, for the pairs that lie furthest apart."""
         check_delta(delta), check_confidence(confidence)
-        best = max(self.fractions, key=lambda part: self._guess(tuning, part, 0.0, 1 - confidence)[0])
-        epsilon, right, guesses, pairs = self._guess(report, best, delta, 1 - confidence)
+        best = max(self.fractions, key=lambda part: self._guess(tuning, part, 1 - confidence).certain)
+        found = self._guess(report, best, 1 - confidence)
         return LowerBound(
-            epsilon=epsilon,
+            epsilon=found.epsilon(delta),
             delta=delta,
             confidence=confidence,
             method="one run, in pairs (Steinke, Nasr and Jagielski 2023)",
             assumes="membership was drawn by a uniformly random split; replace-one neighbours",
-            detail=f"{right} of {guesses} guesses right, {pairs} pairs",
+            detail=f"{found.right} of {found.guesses} guesses right, {found.records} pairs",
         )
 
-    def _guess(self, scores: Scores, part: float, delta: float, risk: float) -> tuple[float, int, int, int]:
-        """(epsilon, right guesses, guesses, pairs); a guess that a tie makes ambiguous counts as wrong."""
+    def _guess(self, scores: Scores, part: float, risk: float) -> Guesses:
+        """A guess that a tie makes ambiguous counts as wrong."""
         pairs = min(len(scores.inside), len(scores.outside))
         gaps = scores.inside[:pairs] - scores.outside[:pairs]
         guesses = max(1, int(np.floor(part * pairs + 1e-9)))
         limit = np.sort(np.abs(gaps))[-guesses - 1] if guesses < pairs else 0.0
-        right = int((gaps > limit).sum())
-        return epsilon_at(pairs, guesses, right, delta, risk), right, guesses, pairs
+        return Guesses(int((gaps > limit).sum()), guesses, pairs, risk)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sordina import randomness
 from sordina.auditing import figures
 from sordina.auditing.audit import audit
 from sordina.auditing.membership.recipe import Progress, Recipe, silent
@@ -40,7 +39,7 @@ def audit_run(
     made, data, model, privacy = open_run(folder)
     if rows < 10:
         raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
-    rng = randomness.generator(seed)
+    rng = np.random.default_rng(seed)
     members, others = (_some(as_samples(part), rows, rng) for part in (data.train, data.test))
     recipe = Recipe(
         epochs=max(1, round(made.epochs)),

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
-from scipy.stats import beta, rankdata
+from scipy.special import betaincinv, ndtri
+from scipy.stats import rankdata
 
 from sordina.errors import InvalidInput
 
@@ -82,7 +82,7 @@ def lower_rate(successes: int, trials: int, risk: float) -> float:
     >>> round(lower_rate(10, 10, 0.05), 4)
     0.7411
     """
-    return float(beta.ppf(risk, successes, trials - successes + 1)) if successes else 0.0
+    return float(lower_rates(np.array([successes]), trials, risk)[0])
 
 
 def upper_rate(successes: int, trials: int, risk: float) -> float:
@@ -91,7 +91,19 @@ def upper_rate(successes: int, trials: int, risk: float) -> float:
     >>> round(upper_rate(0, 10, 0.05), 4)
     0.2589
     """
-    return float(beta.ppf(1 - risk, successes + 1, trials - successes)) if successes < trials else 1.0
+    return float(upper_rates(np.array([successes]), trials, risk)[0])
+
+
+def lower_rates(successes: NDArray[np.int64], trials: int, risk: float) -> FloatArray:
+    """`lower_rate` of many counts."""
+    rates = betaincinv(np.maximum(successes, 1), trials - successes + 1, risk)
+    return np.asarray(np.where(successes > 0, rates, 0.0), dtype=np.float64)
+
+
+def upper_rates(successes: NDArray[np.int64], trials: int, risk: float) -> FloatArray:
+    """`upper_rate` of many counts."""
+    rates = betaincinv(successes + 1, np.maximum(trials - successes, 1), 1 - risk)
+    return np.asarray(np.where(successes < trials, rates, 1.0), dtype=np.float64)
 
 
 def roc(scores: Scores) -> Roc:

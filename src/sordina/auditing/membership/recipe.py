@@ -80,6 +80,11 @@ def output_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels.long(), reduction="none")
 
 
+def streams(count: int, rng: np.random.Generator) -> list[np.random.Generator]:
+    """A generator of its own for each of ``count`` trainings, so that one after the other equals all together."""
+    return [np.random.default_rng(int(seed)) for seed in rng.integers(2**63 - 1, size=count)]
+
+
 def fresh(model: nn.Module, seed: int) -> nn.Module:
     """A copy of ``model`` with new initial weights."""
     clone = copy.deepcopy(model)

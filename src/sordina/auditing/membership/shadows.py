@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from sordina.auditing.membership.recipe import Progress, Recipe, silent, train_loop, train_together
+from sordina.auditing.membership.recipe import Progress, Recipe, silent, streams, train_loop, train_together
 from sordina.auditing.membership.samples import Samples
 from sordina.auditing.membership.target import Classifier, Target, as_target
 from sordina.auditing.scores import BoolArray, FloatArray
@@ -80,7 +80,7 @@ def make_shadows(
     models = [build(index) for index in range(count)]
     parts = [samples.take(row) for row in inside]
     fit = train_together if together and samples.labels is not None else train_loop
-    return ask(fit(models, parts, recipe, rng.spawn(count), progress), samples, inside)
+    return ask(fit(models, parts, recipe, streams(count, rng), progress), samples, inside)
 
 
 def ask(models: Sequence[nn.Module], samples: Samples, inside: BoolArray) -> Shadows:

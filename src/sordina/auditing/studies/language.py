@@ -22,7 +22,7 @@ from sordina.auditing.bounds import Bound, TwoRates
 from sordina.auditing.membership.attack import Attack, Loss, Neighbours
 from sordina.auditing.membership.calibrated import ShadowDifference
 from sordina.auditing.membership.noisy import NoisyNeighbours
-from sordina.auditing.membership.recipe import Progress, Recipe, silent, train_loop
+from sordina.auditing.membership.recipe import Progress, Recipe, silent, streams, train_loop
 from sordina.auditing.membership.samples import Samples
 from sordina.auditing.membership.shadows import Shadows, ask, draw_halves
 from sordina.auditing.membership.target import LanguageModel
@@ -196,7 +196,7 @@ def _partition_shadows(
     """One shadow per part of the training split (000 section 4.5). Each member is in one of them, and is counted."""
     parts = [corpus.members.take(rows) for rows in np.array_split(rng.permutation(len(corpus.members)), count)]
     models = [build(index + 1) for index in range(count)]
-    trained = train_loop(models, parts, recipe, rng.spawn(count), progress)
+    trained = train_loop(models, parts, recipe, streams(count, rng), progress)
     everywhere: BoolArray = np.zeros((count, len(samples)), dtype=bool)
     return ask(trained, samples, everywhere)
 
@@ -210,4 +210,4 @@ def _half_shadows(
     others = corpus.members.take(np.arange(len(corpus.tuning[0]) + len(corpus.report[0]), len(corpus.members)))
     parts = [samples.take(row) + others for row in inside]
     models = [build(index + 1) for index in range(count)]
-    return ask(train_loop(models, parts, recipe, rng.spawn(count), progress), samples, inside)
+    return ask(train_loop(models, parts, recipe, streams(count, rng), progress), samples, inside)

@@ -1,0 +1,104 @@
+"""The audit of the library: nothing it trains may be audited above its claim; everything spoilt must be."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from sordina.auditing.canaries import CanaryTrial, likelihood
+from sordina.auditing.faults import FAULTS, fault
+from sordina.auditing.library import audit_one_run, audit_runs, audit_training, blind_split
+from sordina.auditing.one_run import OneRun
+from sordina.clipping import Automatic, Fixed, Online, Quantile
+from sordina.errors import InvalidInput
+from sordina.sampling import FixedSize, Poisson
+from sordina.training import make_plan
+from sordina.types import Budget
+
+CONFIDENCE = 0.95
+RUNS = 200
+
+
+def plan(epsilon=4.0, rate=1.0, steps=1, delta=1e-5):
+    return make_plan(Budget(epsilon, delta), Poisson(100 * rate, 100), steps)
+
+
+SHAPES = {name: plan(epsilon=4.0) for name in FAULTS} | {"sticky-sampler": plan(epsilon=3.0, rate=0.1, steps=10)}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name):
+    found = audit_runs(CanaryTrial(SHAPES[name], fault=fault(name)), 400, np.random.default_rng(1))
+    assert found.exceeds_claim, found.verdict
+    assert "CLAIM REFUTED" in found.verdict
+    assert found.confidence == CONFIDENCE
+
+
+@pytest.mark.parametrize("shape", [plan(epsilon=4.0), plan(epsilon=3.0, rate=0.1, steps=10)], ids=["full", "sampled"])
+def test_without_a_fault_nothing_is_refuted(shape):
+    found = audit_runs(CanaryTrial(shape), 400, np.random.default_rng(2))
+    assert not found.exceeds_claim, found.verdict
+
+
+def test_two_hundred_audited_runs_keep_their_claims_as_often_as_the_confidence_says():
+    """Half of the runs sample, half do not; both bounds of each run are counted."""
+    rng = np.random.default_rng(3)
+    above = {}
+    for run in range(RUNS):
+        shape = plan(epsilon=4.0) if run % 2 else plan(epsilon=3.0, rate=0.2, steps=4)
+        found = audit_one_run(CanaryTrial(shape, canaries=300), rng, confidence=CONFIDENCE)
+        for bound in found.bounds:
+            above[bound.method] = above.get(bound.method, 0) + (bound.epsilon > found.claim.epsilon)
+    most = int(binom.ppf(0.999, RUNS, 1 - CONFIDENCE))
+    assert all(count <= most for count in above.values()), above
+
+
+@pytest.mark.parametrize("shape", [plan(epsilon=4.0), plan(epsilon=8.0, rate=0.25, steps=6)], ids=["full", "sampled"])
+def test_the_audit_is_tight(shape):
+    found = audit_one_run(CanaryTrial(shape, canaries=2000), np.random.default_rng(4), repeats=3)
+    family = next(bound for bound in found.bounds if "family" in bound.method)
+    assert 0.6 * found.claim.epsilon <= family.epsilon <= found.claim.epsilon
+
+
+@pytest.mark.parametrize("policy", [Fixed(0.3), Online(), Quantile(), Automatic()], ids=lambda one: type(one).__name__)
+def test_every_policy_shows_most_of_its_epsilon_and_no_more(policy):
+    found = audit_one_run(CanaryTrial(plan(epsilon=6.0, steps=2), policy, canaries=1500), np.random.default_rng(5))
+    family = found.bounds[1]
+    assert 0.4 * found.claim.epsilon <= family.epsilon <= found.claim.epsilon
+
+
+def test_replace_one_is_audited_with_the_opposite_in_the_canarys_place():
+    shape = make_plan(Budget(4.0, 1e-5), FixedSize(9, 9), 1)
+    found = audit_runs(CanaryTrial(shape, background=8), 400, np.random.default_rng(6))
+    assert 0.2 * found.claim.epsilon <= found.bound.epsilon <= found.claim.epsilon
+    spoilt = audit_runs(CanaryTrial(shape, background=8, fault=fault("half-noise")), 400, np.random.default_rng(7))
+    assert spoilt.exceeds_claim
+
+
+def test_scores_that_know_nothing_prove_nothing_more_often_than_they_may():
+    """What is tuned on must not tell how many of the others fell on "in", or which side to bet on would be known."""
+    rng, audits, above = np.random.default_rng(9), 1500, 0
+    for _ in range(audits):
+        halves = blind_split(rng.normal(size=200), rng.random(200) < 0.5, rng)
+        above += OneRun(coins=True).epsilon_lower(*halves, 0.0, CONFIDENCE).epsilon > 0
+    assert above <= binom.ppf(0.999, audits, 1 - CONFIDENCE)
+
+
+def test_the_likelihood_is_that_of_the_mixture():
+    trial = CanaryTrial(plan(epsilon=3.0, rate=0.3, steps=5), canaries=50)
+    trace = trial(np.arange(50) < 25, np.random.default_rng(8))
+    nu, seen = trial.plan.noise_multiplier, trace.projections
+    inside = 0.7 * np.exp(-(seen**2) / (2 * nu**2)) + 0.3 * np.exp(-((seen - 1) ** 2) / (2 * nu**2))
+    expected = np.log(inside / np.exp(-(seen**2) / (2 * nu**2))).sum(axis=0)
+    assert np.allclose(likelihood(trace, trial.plan), expected)
+
+
+def test_jobs_by_name():
+    found = audit_training(4.0, one_run=400, seed=0)
+    assert found.name == "one run"
+    assert found.claim.epsilon == pytest.approx(4.0, rel=0.01)
+    with pytest.raises(InvalidInput, match="no fault is called 'rust'"):
+        audit_training(4.0, plant="rust")
+    with pytest.raises(InvalidInput, match="at least 8 runs"):
+        audit_training(4.0, runs=2)
+    with pytest.raises(InvalidInput, match="many canaries"):
+        audit_training(4.0, one_run=3)
