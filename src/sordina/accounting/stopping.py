@@ -6,8 +6,9 @@ geometric, eta = 0 logarithmic), or from a Poisson distribution (eta = inf), whe
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -56,27 +57,29 @@ def draw_runs(stop: RandomStopping, generator: np.random.Generator) -> int:
     """How often to run: K, by inversion of its distribution."""
     if math.isinf(stop.eta):
         return int(generator.poisson(stop.mean))
-    level, runs = generator.random(), 1
+    level, runs = generator.random(), 0
     for mass in _masses(stop):
+        runs += 1
         level -= mass
         if level < 0:
             break
-        runs += 1
     return runs
 
 
-def _masses(stop: RandomStopping) -> list[float]:
-    """``P[K = 1], P[K = 2], ...`` until next to nothing is left."""
+def _masses(stop: RandomStopping) -> Iterator[float]:
+    """``P[K = 1], P[K = 2], ...`` until what is left is far below the resolution of a random number."""
     eta, keep = stop.eta, 1 - stop.gamma
     if keep == 0:
-        return [1.0]
-    first = keep / -math.log(stop.gamma) if eta == 0 else keep * eta / math.expm1(-eta * math.log(stop.gamma))
-    masses, left, runs = [first], 1 - first, 1
-    while left > 1e-15 and runs < 10_000_000:
-        masses.append(masses[-1] * keep * (runs + eta) / (runs + 1))
-        left -= masses[-1]
+        mass = 1.0
+    elif abs(eta) < 1e-9:
+        mass = keep / -math.log(stop.gamma)
+    else:
+        mass = keep * eta / math.expm1(-eta * math.log(stop.gamma))
+    runs = 1
+    while mass > 1e-25 * stop.gamma:
+        yield mass
+        mass *= keep * (runs + eta) / (runs + 1)
         runs += 1
-    return masses
 
 
 def at_least(stop: RandomStopping, runs: int) -> float:
@@ -84,7 +87,7 @@ def at_least(stop: RandomStopping, runs: int) -> float:
     if math.isinf(stop.eta):
         logs = [k * math.log(stop.mean) - stop.mean - math.lgamma(k + 1) for k in range(runs)]
         return max(0.0, 1 - math.fsum(math.exp(log) for log in logs))
-    return max(0.0, 1 - math.fsum(_masses(stop)[: runs - 1]))
+    return max(0.0, 1 - math.fsum(itertools.islice(_masses(stop), runs - 1)))
 
 
 def stopped_renyi(

@@ -33,5 +33,5 @@ def load(*, seed: int = 0) -> Data:
         test=TensorDataset(images[_TRAIN:], targets[_TRAIN:]),
         task=Task.CLASSIFICATION,
         classes=10,
-        source="Optical recognition of handwritten digits (Alpaydin and Kaynak 1998), scikit-learn's part: 1 797",
+        source="Optical recognition of handwritten digits (Alpaydin and Kaynak 1998), the 1 797 of scikit-learn",
     )

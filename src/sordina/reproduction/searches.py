@@ -34,7 +34,8 @@ def table(job: Job) -> Findings:
     found = compare(plan, job.folder, resume=job.resume, watch=live_table if job.show else None)
     scale, unit = (100.0, "accuracy, %") if found.entries[0].metric == "accuracy" else (100.0, "MSE x 100")
     values = [_value(job, entry, scale) for entry in found.entries]
-    return Findings(task.data().source, values, [_panel(job, found, scale, unit)], _remarks(job, found))
+    cut = "" if task.rows is None else f", the first {task.rows} training rows of it"
+    return Findings(task.data().source + cut, values, [_panel(job, found, scale, unit)], _remarks(job, found))
 
 
 def _reference(job: Job, strategy: str, epsilon: float) -> dict[str, Any]:

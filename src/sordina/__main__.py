@@ -1,0 +1,6 @@
+"""``python -m sordina``: the command line."""
+
+from sordina.cli.main import main
+
+if __name__ == "__main__":
+    main()
