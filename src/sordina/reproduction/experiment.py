@@ -70,6 +70,11 @@ class Job:
         return self.experiment.settings | self.experiment.scales[self.scale]
 
     @property
+    def caveats(self) -> list[str]:
+        """What a reader must know of the scale."""
+        return ["Smoke: shows that everything runs; these numbers mean nothing."] if self.scale == "smoke" else []
+
+    @property
     def reference(self) -> tuple[dict[str, Any], ...]:
         """What the source reports."""
         return self.experiment.reference

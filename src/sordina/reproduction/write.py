@@ -31,11 +31,13 @@ def plain(value: Any) -> Any:
 def number(value: float | None, spread: float | None = None) -> str:
     """A value as tables show it.
 
-    >>> number(91.194, 0.5), number(1.5374), number(0.00316), number(None)
-    ('91.19 (0.50)', '1.537', '0.00316', '-')
+    >>> number(91.194, 0.5), number(1.5374), number(0.00316), number(20), number(None)
+    ('91.19 (0.50)', '1.537', '0.00316', '20', '-')
     """
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return str(value)
     if not math.isfinite(value):
         return str(value)
     digits = 2 if abs(value) >= 10 else 3 if abs(value) >= 1 else 4

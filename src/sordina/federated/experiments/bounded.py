@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sordina.clipping import Fixed, Policy, Sector
+from sordina.clipping.sector import Follow
 from sordina.datasets import load
 from sordina.federated import losses
 from sordina.federated.clients.training import LocalTraining
@@ -121,13 +122,16 @@ def _gradient_cosines(
 
 
 def arms(threshold: float, angles: Iterable[float], lows: Iterable[float] = (0.0,)) -> dict[str, Policy[Any]]:
-    """What is compared: a ball in both models, and sectors (angles in degrees, lower thresholds as a share of C)."""
+    """What is compared: a ball in both models, fixed sectors (angles in degrees, lower thresholds as a share of C), and
+    a sector whose three bounds follow noisy quantiles, as the thesis proposes.
+    """
     named: dict[str, Policy[Any]] = {"unbounded ball": Fixed(threshold), "bounded ball": Fixed(threshold)}
     shares = list(lows)
     for angle in angles:
         for low in shares:
             policy = Sector(threshold, low * threshold, math.radians(angle))
             named[f"bounded sector {angle:g} deg, c = {low:g} C"] = policy
+    named["bounded sector that follows"] = Sector(threshold, 0.1 * threshold, math.radians(90.0), follow=Follow())
     return named
 
 

@@ -14,6 +14,7 @@ from sordina.federated.data import load
 from sordina.federated.problem import Problem, distance_to_optima
 from sordina.federated.recipe import Finished, Recipe, run
 
+PARAMETERS = 2
 CLOSE = 0.5
 """A hypothesis this near to its optimum has found it."""
 
@@ -62,3 +63,13 @@ def figure_2_1(folder: Path, seed: int = 0, noise: float = 5.0, **options: Any) 
         finished = trial(seed, observe=trace, **{**PAPER, **options, **row})
         report[name] = record.write(finished, trace, folder / f"row{number + 1}")
     return report
+
+
+def figure_2_2(seed: int = 0, noise: float = 5.0, **options: Any) -> list[list[float]]:
+    """The largest leakage among the clients of each cluster, round by round."""
+    trace = record.Trace()
+    finished = trial(seed, observe=trace, **{**PAPER, "noise": noise, **options})
+    clusters = finished.problem.federation.clusters
+    assert clusters is not None
+    table, kinds = np.stack(trace.leakage), np.array(clusters[0])
+    return [table[:, kinds == kind].max(axis=1).tolist() for kind in sorted(set(clusters[0]))]
