@@ -32,10 +32,13 @@ from numpy.typing import NDArray
 from randomgen import AESCounter
 
 from sordina.errors import InvalidInput
+from sordina.normals import expand
 
 _KEY_BITS = 128
+_EXPAND_FROM = 1 << 14
+"""Size from which `fill_normal` draws single precision from a key's stream: below it, the generator is as fast."""
 _SPLIT_FROM = 1 << 18
-"""Size from which `fill_normal` uses two streams: below it, starting a thread costs what it saves."""
+"""Size from which it draws double precision from two generators: below it, starting a thread costs what it saves."""
 
 Floats = TypeVar("Floats", bound=NDArray[np.floating[Any]])
 
@@ -107,11 +110,12 @@ def _sibling(rng: np.random.Generator) -> np.random.Generator:
 
 
 def fill_normal(out: Floats, rng: np.random.Generator) -> Floats:
-    """Fill a contiguous float32 or float64 array with standard normal draws, in place; large ones by two threads.
+    """Fill a contiguous float32 or float64 array with standard normal draws, in place.
 
-    What a seed gives does not depend on the number of processors: a large array is always drawn from two streams.
+    Large arrays are drawn from a key that ``rng`` gives (`sordina.normals`), or in double precision from two generators
+    at once; what a seed gives does not depend on the number of processors.
 
-    These are ordinary floating-point draws (ziggurat). Their lowest bits are not those of a real-valued Gaussian, so
+    These are ordinary floating-point draws. Their lowest bits are not those of a real-valued Gaussian, so
     noise added to a secret in floating point does not carry the textbook proof to the last bit (Mironov 2012):
     the mechanisms for scalars and histograms sample exactly instead, see `sordina.mechanisms.grid`.
 
@@ -121,8 +125,11 @@ def fill_normal(out: Floats, rng: np.random.Generator) -> Floats:
     if not out.flags.c_contiguous or out.dtype not in (np.float32, np.float64):
         raise InvalidInput(f"fill_normal needs a contiguous float32 or float64 array, got {out.dtype}.")
     flat = out.reshape(-1)
-    if flat.size < _SPLIT_FROM:
+    if flat.size < (_EXPAND_FROM if out.dtype == np.float32 else _SPLIT_FROM):
         rng.standard_normal(out=flat, dtype=out.dtype)
+        return out
+    if out.dtype == np.float32:
+        expand(rng.integers(0, 1 << 64, 2, np.uint64).tobytes(), flat)
         return out
     half = flat.size // 2
     other = _sibling(rng)

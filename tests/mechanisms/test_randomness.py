@@ -8,9 +8,13 @@ import pickle
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 from randomgen import AESCounter
 from scipy import stats
 
+from sordina import normals
 from sordina.errors import InvalidInput
 from sordina.randomness import fill_normal, generator, releasable, secure, seeded
 
@@ -57,6 +61,46 @@ def test_a_forked_child_has_another_key():
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 16) != rng.bytes(16)
+
+
+def test_the_stream_behind_large_draws_is_aes_128(monkeypatch):
+    """Its blocks are the encrypted counters 0, 1, ..."""
+    key, seen = bytes(range(16)), []
+    monkeypatch.setattr(normals, "_box_muller", lambda *parts: seen.append(np.concatenate(parts[:3])))
+    normals.expand(key, np.empty(10, np.float32))
+    first = Cipher(AES(key), ECB()).encryptor().update(bytes(15) + b"\0" + bytes(15) + b"\1")
+    assert np.array_equal(seen[0][:8], np.frombuffer(first, np.int32).astype(np.float32))
+
+
+def test_the_radius_reaches_the_tails_and_every_angle():
+    """The extreme integers: radii from 0 to beyond 8 standard deviations, never infinite here, and a full circle."""
+    coarse = np.array([0, -1, 2**31 - 1, -(2**31), 0, 0], np.int32).astype(np.float32)
+    fine = np.array([-(2**31) + 4096, 2**31 - 4096, 2**31 - 1, -(2**31), 0, 0], np.int32).astype(np.float32)
+    angle = np.array([0, 0, 0, 0, 2**30, -(2**31)], np.int32).astype(np.float32)
+    out = np.empty(12, np.float32)
+    normals._box_muller(coarse, fine, angle, out)
+    assert (out[:2] > 8).all()
+    assert (np.abs(out[2:4]) < 1e-3).all()
+    middle = (2 * 32 * np.log(2)) ** 0.5
+    np.testing.assert_allclose(out[[4, 10, 5, 11]], [0, middle, -middle, 0], atol=1e-5)
+
+
+def test_an_odd_number_of_draws_and_several_pieces():
+    key = bytes(16)
+    odd, even = np.empty(2 * normals.PAIRS + 5, np.float32), np.empty(2 * normals.PAIRS + 6, np.float32)
+    normals.expand(key, odd)
+    normals.expand(key, even)
+    assert np.array_equal(odd, even[:-1])
+    assert len(np.unique(even)) > 0.99 * len(even)
+
+
+def test_wrong_scales_and_shifts_of_large_draws_would_be_seen():
+    draws = fill_normal(np.empty(1_000_000, np.float32), seeded(12))
+    assert abs(draws.mean(dtype=float)) < 6e-3
+    assert abs(draws.std(dtype=float) - 1) < 6 / 2**0.5 * 1e-3
+    for level in (1, 2, 3, 4):
+        expected = 2 * stats.norm.sf(level)
+        assert abs((np.abs(draws) > level).mean() - expected) < 6 * (expected / len(draws)) ** 0.5
 
 
 @pytest.mark.parametrize("size", [1000, 600_001], ids=["one stream", "two streams"])
