@@ -103,7 +103,7 @@ def test_under_metric_privacy_a_strategy_sees_sanitised_vectors_of_no_particular
     noised, clear = seen.seen[0].vectors, raw.seen[0].vectors
     assert noised.shape == clear.shape == (7, 2)
     assert (torch.cdist(noised, clear).min(dim=1).values > 1e-3).all()
-    assert set(vars(seen.seen[0])) == {"mean", "vectors"}
+    assert set(vars(seen.seen[0])) == {"mean", "vectors", "senders"}
 
 
 def test_under_central_privacy_a_strategy_sees_one_noised_mean():

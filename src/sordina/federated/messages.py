@@ -43,6 +43,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Who was turned away, and why; for the operator of the server."""
+
+    sender: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Parcel:
     """What leaves the clients: sums over clients, sanitised vectors, or both. Parcels add up in any grouping."""
 
@@ -55,6 +63,16 @@ class Parcel:
     """How many updates were not finite and were dropped."""
     withheld: int = 0
     """How many clients kept their update because their account allows no more."""
+    senders: tuple[int, ...] = ()
+    """Whose vectors these are, row by row."""
+    dropped: int = 0
+    """How many clients were asked and never heard of."""
+    refused: tuple[Refusal, ...] = ()
+    """What arrived and was turned away."""
+
+    def each(self) -> tuple[Tensor, ...]:
+        """As many numbers as one client sent."""
+        return self.sums if self.vectors is None else (*self.sums, self.vectors[:1])
 
     def __add__(self, other: Parcel) -> Parcel:
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums and other.sums else ()
@@ -65,6 +83,9 @@ class Parcel:
             self.answered + other.answered,
             self.rejected + other.rejected,
             self.withheld + other.withheld,
+            self.senders + other.senders,
+            self.dropped + other.dropped,
+            self.refused + other.refused,
         )
 
 
@@ -74,3 +95,5 @@ class Release:
 
     mean: Tensor
     vectors: Tensor | None = None
+    senders: tuple[int, ...] | None = None
+    """Whose vectors these are: whoever receives them knows."""

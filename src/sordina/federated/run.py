@@ -11,16 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput, Unsupported
+from sordina.federated.aggregation import Aggregator
 from sordina.federated.clients.work import ClientWork
 from sordina.federated.engines.engine import Call, ClientSide, Engine
-from sordina.federated.messages import Release
+from sordina.federated.messages import Arrays, Parcel, Refusal, Release
 from sordina.federated.order import Order
 from sordina.federated.privacy.placement import Facts, Placement, Statement
 from sordina.federated.selection import Selection
 from sordina.federated.stopping import Patience
+from sordina.federated.strategies.feddyn import FedDynServer
+from sordina.federated.strategies.fsvrg import FsvrgServer
+from sordina.federated.strategies.mean import AddMean
+from sordina.federated.strategies.scaffold import ScaffoldServer
 from sordina.federated.strategies.strategy import Strategy
+from sordina.federated.traffic import weight
 from sordina.federated.validation import Score, Validation
 
+_STEP_ALONG_ONE_MEAN = (AddMean, ScaffoldServer, FedDynServer, FsvrgServer)
 _SILENCE = 10
 """So many rounds in a row without a single answer end a run: every client that was asked has reached its limit."""
 
@@ -33,13 +40,37 @@ class Method:
     work: ClientWork
     placement: Placement
     selection: Selection
+    aggregator: Aggregator | None = None
+    """In place of the mean, where hostile clients are expected."""
 
     def __post_init__(self) -> None:
+        placement = type(self.placement).__name__
         if self.strategy.needs_vectors and not self.placement.vectors_released:
             raise Unsupported(
-                f"{type(self.strategy).__name__} clusters the clients' vectors, but {type(self.placement).__name__} "
-                "privacy releases only a sum. Use IFCA, whose server needs the sum alone, or metric or local privacy."
+                f"{type(self.strategy).__name__} reads the clients' vectors one by one, but {placement} privacy "
+                "releases only a sum. Use IFCA, whose server needs the sum alone, or metric or local privacy."
             )
+        if self.aggregator is None:
+            return
+        robust = type(self.aggregator).__name__
+        if not self.placement.vectors_released:
+            raise Unsupported(
+                f"{robust} reads the clients' vectors one by one, but {placement} privacy releases only a sum: one "
+                "client can move it further than the noise was calibrated for. Use the mean, whose terms are "
+                "clipped, or local or metric privacy."
+            )
+        if not isinstance(self.strategy, _STEP_ALONG_ONE_MEAN):
+            raise Unsupported(
+                f"{robust} stands in for a mean over all clients, but {type(self.strategy).__name__} sorts clients "
+                "into models of their own. Use the mean, or a strategy with one model."
+            )
+
+    def seen(self, release: Release, parcel: Parcel) -> Release:
+        """What the strategy is shown: with vectors, whose they are; the robust mean, if one is wanted."""
+        if release.vectors is None:
+            return release
+        mean = release.mean if self.aggregator is None else self.aggregator.combine(release.vectors)
+        return Release(mean, release.vectors, parcel.senders or None)
 
 
 @dataclass(frozen=True)
@@ -51,6 +82,13 @@ class Round:
     answered: int
     withheld: int
     rejected: int
+    dropped: int = 0
+    refused: tuple[Refusal, ...] = ()
+    """Who was turned away and why: for the operator, as under central privacy it tells who took part."""
+    sent: int = 0
+    """Bytes to all clients that were asked."""
+    received: int = 0
+    """Bytes from all clients that were heard."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +113,8 @@ class Result:
     """What each client has leaked by its own account (all zero where clients keep none)."""
     privacy: Any = field(default=None, repr=False)
     """The last public state of the placement."""
+    sent: Arrays = field(default_factory=dict, repr=False)
+    """What clients would be sent next: with their own states, what personal models are made of."""
 
     @property
     def losses(self) -> list[float]:
@@ -115,6 +155,7 @@ def federate(
         parcel = engine.map_reduce(side, call, chosen, rng)
         release, privacy = placement.open(parcel, privacy, rng)
         if release is not None:
+            release = method.seen(release, parcel)
             state = strategy.update(state, release)
         score = None
         if validation is not None and (number + 1) % every == 0:
@@ -122,7 +163,7 @@ def federate(
             losses.append(score.loss)
             if score.loss < lowest:
                 best, lowest = strategy.models(state).clone(), score.loss
-        history.append(Round(number, score, parcel.answered, parcel.withheld, parcel.rejected))
+        history.append(_told(number, score, parcel, call, len(chosen)))
         if observe is not None:
             observe(Seen(history[-1], strategy.models(state), release, leakage(engine)))
         silent = 0 if parcel.answered else silent + 1
@@ -131,7 +172,19 @@ def federate(
     most = max((account.participations for account in engine.accounts), default=0)
     statement = placement.statement(Facts(len(history), size, most))
     ended = strategy.models(state)
-    return Result(ended, best if losses else ended, history, statement, leakage(engine), privacy)
+    return Result(
+        ended, best if losses else ended, history, statement, leakage(engine), privacy, strategy.configure(state)
+    )
+
+
+def _told(number: int, score: Score | None, parcel: Parcel, call: Call, asked: int) -> Round:
+    """The facts of a round. Every client that was heard sent as much as any other."""
+    heard = parcel.answered + len(parcel.refused)
+    return Round(
+        number, score, parcel.answered, parcel.withheld, parcel.rejected, parcel.dropped, parcel.refused,
+        sent=asked * (weight(call.sent) + weight(call.privacy)),
+        received=heard * weight(parcel.each()),
+    )  # fmt: skip
 
 
 def leakage(engine: Engine) -> NDArray[np.float64]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from sordina.errors import InvalidInput
-from sordina.federated.clients.work import Correction, LocalSteps, everyone, sizes
+from sordina.federated.clients.work import LocalSteps, everyone, sizes, towards
 from sordina.federated.messages import Arrays, Outcome
 from sordina.federated.objective import Objective
 from sordina.federated.order import Order
 from sordina.federated.population import Cohort
-from sordina.federated.stacked import Parts
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,6 @@ class LocalTraining:
     def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
         """Train every client from the global model."""
         model = everyone(sent["model"], cohort)
-        correct = self._proximal(self.objective.parts(model)) if self.mu else None
+        correct = towards(self.objective.parts(model), self.mu) if self.mu else None
         end, _ = self.steps.run(self.objective, model, cohort, order, correct)
         return Outcome(end.sub_(model), sizes(cohort)), state
-
-    def _proximal(self, centre: Parts) -> Correction:
-        def correct(live: Parts) -> Parts:
-            pull = torch._foreach_sub(live, [part[: len(live[0])] for part in centre])
-            return list(torch._foreach_mul(pull, self.mu))
-
-        return correct

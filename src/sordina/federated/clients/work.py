@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sordina.federated.messages import Arrays, Outcome
-from sordina.federated.objective import Objective, own
+from sordina.federated.objective import Batch, Objective, own
 from sordina.federated.order import Order
 from sordina.federated.population import Cohort
 from sordina.federated.stacked import Parts
@@ -42,6 +42,17 @@ Correction = Callable[[Parts], Parts]
 """``parameters -> what to add to the gradients`` of the first clients of the cohort."""
 
 
+def towards(centre: Parts, weight: float, less: Parts | None = None) -> Correction:
+    """The gradient of ``weight/2 |theta - centre|^2``, minus ``less`` if given."""
+
+    def correct(live: Parts) -> Parts:
+        count = len(live[0])
+        pull = torch._foreach_mul(torch._foreach_sub(live, [part[:count] for part in centre]), weight)
+        return list(pull if less is None else torch._foreach_sub(pull, [part[:count] for part in less]))
+
+    return correct
+
+
 @dataclass(frozen=True)
 class LocalSteps:
     """Plain SGD on the client's own rows: ``epochs`` passes in batches of ``batch``, or exactly ``steps`` steps."""
@@ -55,21 +66,36 @@ class LocalSteps:
         check_positive("local step size", self.rate)
 
     def run(
-        self, objective: Objective, start: Tensor, cohort: Cohort, order: Order, correct: Correction | None = None
+        self,
+        objective: Objective,
+        start: Tensor,
+        cohort: Cohort,
+        order: Order,
+        correct: Correction | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """From ``start (U, P)`` to where each client ends, and how many steps each made."""
-        flat = own(start)
+        """From ``start (U, P)`` to where each client ends, and how many steps each made.
+
+        Parameters where ``mask`` is 0 are held at 0.
+        """
+        flat = own(start if mask is None else start * mask)
         parts = objective.parts(flat)
         taken = torch.zeros(len(cohort), dtype=start.dtype)
-        for batch in cohort.batches(order, batch=self.batch, epochs=self.epochs, steps=self.steps):
+        for batch in self.batches(cohort, order):
             taking = len(batch.mask)
             live = [part[:taking] for part in parts]
             extra = correct(live) if correct is not None else None
             objective.descend(live, batch, self.rate)
             if extra is not None:
                 torch._foreach_add_(live, extra, alpha=-self.rate)
+            if mask is not None:
+                flat[:taking] *= mask[:taking]
             taken[:taking] += 1
         return flat, taken
+
+    def batches(self, cohort: Cohort, order: Order) -> Iterator[Batch]:
+        """The batches of these steps."""
+        return cohort.batches(order, batch=self.batch, epochs=self.epochs, steps=self.steps)
 
 
 def sizes(cohort: Cohort) -> Tensor:

@@ -55,7 +55,7 @@ class InProcess:
                 self._charge(clients[kept], cost)
                 total += replace(side.placement.seal(outcome, call.privacy, rng), answered=len(kept))
                 answered.append(kept)
-        return _in_draw_order(total, answered)
+        return _in_draw_order(total, clients, answered)
 
     def _chunks(self, clients: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         by_size = places[np.argsort(-self.population.sizes[clients[places]], kind="stable")]
@@ -83,8 +83,10 @@ class InProcess:
                 self.accounts[client].charge(cost)
 
 
-def _in_draw_order(parcel: Parcel, places: list[NDArray[np.int64]]) -> Parcel:
+def _in_draw_order(parcel: Parcel, clients: NDArray[np.int64], places: list[NDArray[np.int64]]) -> Parcel:
     if parcel.vectors is None:
         return parcel
-    order = torch.from_numpy(np.argsort(np.concatenate(places)))
-    return replace(parcel, vectors=parcel.vectors[order])
+    drawn = np.concatenate(places)
+    order = np.argsort(drawn)
+    senders = tuple(int(client) for client in clients[drawn[order]])
+    return replace(parcel, vectors=parcel.vectors[torch.from_numpy(order)], senders=senders)
