@@ -46,6 +46,9 @@ def federate(
         int | None, typer.Option(help="Validations the loss is averaged over before it is judged.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; such models must not be released.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="in-process, or flower: every client a node of Flower's simulation.")
+    ] = "in-process",
     out: Annotated[Path | None, typer.Option(help="Folder for metrics, guarantee, models and figures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -62,7 +65,10 @@ def federate(
     recipe = recipes.Recipe(
         data, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
         clients_per_round, local_rate, batch, epochs, server_rate, mu, patience, window, seed,
+        engine=engine,
     )  # fmt: skip
+    if out is not None:
+        record.prepare(out)
     trace = record.Trace()
     with rounds_bar(recipe.data, recipes.HABITS[data].rounds if rounds is None else rounds, shown=not as_json) as tick:
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch import Tensor
 from sordina import randomness
 from sordina.clipping.names import NAMES as CLIPPINGS
 from sordina.clipping.names import named as clipping_named
-from sordina.errors import InvalidInput
+from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated import methods
 from sordina.federated.clients.records import ClippedGradient
 from sordina.federated.clients.work import ClientWork, LocalSteps
 from sordina.federated.data import load
+from sordina.federated.engines.engine import Engine
 from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.objective import Objective
 from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.central import Central, layers_of
 from sordina.federated.privacy.local import Local, RecordNoise
@@ -38,6 +40,7 @@ from sordina.types import Budget, Unit, check_positive
 _STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
 """The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
 PRIVACY = ("none", "metric", "central", "local", "record")
+ENGINES = ("in-process", "flower")
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ HABITS = {
     "mnist-writers": Habits(500, 20, 0.1, 20, patience=5, every=5),
     "femnist": Habits(500, 20, 0.1, 20, patience=5, every=5),
     "adult": Habits(100, 50, 0.5, 64, records=650),
+    "own": Habits(20, 100, 0.1, 32),
 }
+"""``own`` are the data of a Flower app's clients, which no loader knows."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,9 @@ class Recipe:
     seed: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the data's loader."""
+    data_seed: int | None = None
+    """Who validates and how clients differ, where ``seed`` does not say: drawn and kept, so that audits know."""
+    engine: str = "in-process"
 
     def __post_init__(self) -> None:
         if self.data not in HABITS:
@@ -105,12 +113,27 @@ class Recipe:
             raise InvalidInput(f"unknown privacy {self.privacy!r}: choose one of {', '.join(PRIVACY)}.")
         if self.clipping not in CLIPPINGS:
             raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(CLIPPINGS)}.")
+        if self.engine not in ENGINES:
+            raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
         if self.hypotheses < 1:
             raise InvalidInput(f"at least one hypothesis, got {self.hypotheses}.")
         if self.placed == "record" and self.strategy != "fedsgd":
             raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
         if self.leakage_limit is not None and self.placed != "metric":
             raise InvalidInput("a leakage limit belongs to metric privacy: use --privacy metric.")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """None is the habit; 0 is a mistake."""
+        for name in ("rounds", "clients_per_round", "batch", "window"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name.replace('_', ' ')} must be at least 1, got {value}.")
+        for name in ("local_rate", "server_rate"):
+            if getattr(self, name) is not None:
+                check_positive(name.replace("_", " "), getattr(self, name))
+        if self.seed is not None and self.seed < 0:
+            raise InvalidInput(f"a seed must not be negative, got {self.seed}.")
 
     @property
     def placed(self) -> str:
@@ -125,6 +148,8 @@ class Recipe:
     def settled(self, clients: int) -> Settled:
         """The recipe with the data's habits filled in."""
         habits = HABITS[self.data]
+        if self.clients_per_round is not None and self.clients_per_round > clients:
+            raise InvalidInput(f"clients per round must lie in [1, {clients}], got {self.clients_per_round}.")
         per_round = min(self.clients_per_round or habits.clients_per_round, clients)
         steps = LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
         steady = self.strategy == "metric-pfl-steady"
@@ -143,6 +168,11 @@ class Recipe:
             habits.every,
             habits.sample,
         )
+
+    def problem(self, rng: np.random.Generator) -> Problem:
+        """The data, by ``data_seed`` if there is one; else they are the first that ``rng`` draws."""
+        drawn = rng if self.data_seed is None else np.random.default_rng(self.data_seed)
+        return Problem.of(load(self.data, drawn, **self.options))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -183,22 +213,46 @@ def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: 
     """Load the data (unless a ``problem`` is given), put the parts together, and federate."""
     rng = randomness.generator(recipe.seed)
     if problem is None:
-        problem = Problem.of(load(recipe.data, rng, **recipe.options))
+        if recipe.seed is None and recipe.data_seed is None:
+            recipe = replace(recipe, data_seed=int(rng.integers(2**63 - 1)))
+        problem = recipe.problem(rng)
     settled = recipe.settled(len(problem.train))
-    method, limit = assemble(recipe, settled, problem)
-    result = federate(
-        method,
-        InProcess(problem.train, limit=limit),
-        initial(recipe, problem, rng),
-        clients=settled.clients,
-        rounds=settled.rounds,
-        rng=rng,
-        validation=problem.validation(settled.sample),
-        every=settled.every,
-        patience=settled.patience,
-        observe=observe,
-    )
+    method, limit = assemble(recipe, settled, problem.objective)
+    models, validation = initial(recipe, problem, rng), problem.validation(settled.sample)
+    check_limit(method, models, limit)
+
+    def go(engine: Engine) -> Result:
+        return federate(
+            method,
+            engine,
+            models,
+            clients=settled.clients,
+            rounds=settled.rounds,
+            rng=rng,
+            validation=validation,
+            every=settled.every,
+            patience=settled.patience,
+            observe=observe,
+        )
+
+    if recipe.engine == "flower":
+        from sordina.federated.engines.simulation import simulated
+
+        result = simulated(go, problem.train, limit=limit, seed=recipe.seed)
+    else:
+        result = go(InProcess(problem.train, limit=limit))
     return Finished(recipe, settled, problem, result, randomness.releasable(rng))
+
+
+def check_limit(method: Method, models: Tensor, limit: Fraction | None) -> None:
+    """Refuse a run in which no client could take part even once."""
+    strategy = method.strategy
+    cost = method.placement.cost(method.work.width(strategy.configure(strategy.init(models))))
+    if limit is not None and cost > limit:
+        raise BudgetRefused(
+            f"one participation leaks {float(cost):.6g}, more than the limit of {float(limit):.6g}: nobody could take "
+            "part. Raise the limit or the noise multiplier."
+        )
 
 
 def initial(recipe: Recipe, problem: Problem, rng: np.random.Generator) -> Tensor:
@@ -209,7 +263,7 @@ def initial(recipe: Recipe, problem: Problem, rng: np.random.Generator) -> Tenso
     return models
 
 
-def assemble(recipe: Recipe, settled: Settled, problem: Problem) -> tuple[Method, Fraction | None]:
+def assemble(recipe: Recipe, settled: Settled, objective: Objective) -> tuple[Method, Fraction | None]:
     """The method and the limit each client sets for its own account."""
     nu = recipe.noise if recipe.placed == "metric" else 0.0
     options = methods.Options(
@@ -220,23 +274,23 @@ def assemble(recipe: Recipe, settled: Settled, problem: Problem) -> tuple[Method
         nu=nu,
         seed=recipe.seed or 0,
     )
-    strategy, work = methods.named(recipe.strategy, problem.objective, options)
+    strategy, work = methods.named(recipe.strategy, objective, options)
     if recipe.placed == "record":
-        work = _clipped(recipe, problem)
-    placement, selection, limit = _place(recipe, settled, problem, strategy.needs_vectors)
+        work = _clipped(recipe, objective)
+    placement, selection, limit = _place(recipe, settled, objective, strategy.needs_vectors)
     return Method(strategy, work, placement, selection), limit
 
 
-def _clipped(recipe: Recipe, problem: Problem) -> ClientWork:
+def _clipped(recipe: Recipe, objective: Objective) -> ClientWork:
     """Per-record clipping, divided by a public number: dividing by the true counts would tell them."""
     records = HABITS[recipe.data].records
     if records is None:
         raise InvalidInput(f"record-level privacy needs a public number of records per client; {recipe.data} has none.")
-    return ClippedGradient(problem.objective, recipe.threshold, divisor=float(records))
+    return ClippedGradient(objective, recipe.threshold, divisor=float(records))
 
 
 def _place(
-    recipe: Recipe, settled: Settled, problem: Problem, vectors: bool
+    recipe: Recipe, settled: Settled, objective: Objective, vectors: bool
 ) -> tuple[Placement, Selection, Fraction | None]:
     budget = Budget(recipe.epsilon, recipe.delta)
     in_turn = InTurn(settled.per_round, recipe.seed or 0)
@@ -248,7 +302,7 @@ def _place(
     if recipe.placed == "central":
         sampler = _sampler(recipe, settled)
         plan = make_plan(budget, sampler, settled.rounds, unit=Unit.USER)
-        layers = layers_of(problem.objective.names, problem.objective.lengths)
+        layers = layers_of(objective.names, objective.lengths)
         policy = clipping_named(recipe.clipping, None if recipe.clipping == "automatic" else recipe.threshold)
         return Central(plan, policy, layers=layers), Sampled(sampler), None
     if recipe.placed == "local":

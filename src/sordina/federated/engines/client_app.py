@@ -1,0 +1,40 @@
+"""The client's half of a run as a Flower ClientApp, the same in a simulation and on machines of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from sordina.federated.engines.participation import Desk, answer
+from sordina.federated.engines.records import Instruction, read, reply
+from sordina.federated.messages import Parcel
+from sordina.federated.wire import pack
+
+LOG = logging.getLogger("sordina.federated")
+
+
+def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
+    """The client's half as a ClientApp; ``desk_of`` says what the client works with.
+
+    Data, local work, clipping or sanitising, and the account stay in this process. What went wrong is told in the
+    client's own log only: an error message may quote data.
+    """
+    app = ClientApp()
+
+    def train(message: Message, context: Context) -> Message:
+        try:
+            instruction = read(message.content)
+            desk = desk_of(instruction, context)
+            size = desk.side.work.width(instruction.sent)
+            call = instruction.call(desk.side.placement.start(size))
+            packed = answer(desk, call, context.run_id, instruction.client)
+        except Exception:
+            LOG.exception("this client could not answer; nothing left it.")
+            packed = pack(Parcel(rejected=1))
+        return Message(reply(packed), reply_to=message)
+
+    app.train()(train)
+    return app

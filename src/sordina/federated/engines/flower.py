@@ -1,0 +1,215 @@
+"""The engine on Flower: the clients of a round are Flower's nodes, reached through its Grid.
+
+The server's half of a run stays in the ServerApp: strategy, public state, and under central privacy the noise. What
+comes back from a node is checked before it is used: one reply per node that was asked, of the expected shape, finite.
+Whoever fails is named in the log and left out, and the round goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from sordina.errors import DataNotFound, InvalidInput
+from sordina.federated.engines.engine import Call, ClientSide
+from sordina.federated.engines.records import instruct, parcel_in, weight
+from sordina.federated.messages import Outcome, Parcel, Refusal
+from sordina.federated.privacy.account import ClientAccount
+
+LOG = logging.getLogger("sordina.federated")
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
+_GONE = {
+    ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+}  # fmt: skip
+"""What Flower says in place of a node that left or whose process died."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a round cost: bytes of content to and from the clients, and seconds."""
+
+    sent: int
+    received: int
+    seconds: float
+
+
+@dataclass
+class Flower:
+    """``clients`` seats, each taken by a node; a node that falls silent loses its seat to one that waits.
+
+    ``deadline`` is how many seconds a round may take: the round is closed with those who have answered by then.
+    """
+
+    grid: Grid
+    clients: int
+    limit: Fraction | None = None
+    """The leakage limit every client is asked to keep (a client may keep a stricter one)."""
+    deadline: float | None = None
+    side_number: Callable[[ClientSide], int] = lambda side: 0
+    """Which number clients know a client half by: always 0, unless an app has several."""
+    look_up: Callable[[ClientSide, int], ClientAccount] | None = None
+    """A simulation may read a client's own account; a server never can."""
+    accounts: list[ClientAccount] = field(init=False)
+    """The most each client can have leaked in this run: every instruction that may have been followed counts."""
+    seats: list[int | None] = field(init=False)
+    traffic: list[Traffic] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise InvalidInput(f"a federation has at least one client, got {self.clients}.")
+        if self.deadline is not None and not self.deadline > 0:
+            raise InvalidInput(f"the deadline of a round is a positive number of seconds, got {self.deadline}.")
+        self.accounts = [ClientAccount(self.limit) for _ in range(self.clients)]
+        self.seats = [None] * self.clients
+
+    def gather(self, patience: float | None = None) -> None:
+        """Wait until there is a node for every seat, at most ``patience`` seconds."""
+        started, wait = time.monotonic(), _FIRST_WAIT
+        while (present := len(set(self.grid.get_node_ids()))) < self.clients:
+            if patience is not None and time.monotonic() - started > patience:
+                raise DataNotFound(
+                    f"{present} of {self.clients} clients came within {patience:g} seconds: start more SuperNodes, or "
+                    "lower `clients` in the run configuration."
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+        self._seat(set())
+
+    def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
+        """Ask the nodes in the drawn clients' seats and add up what may be used, in the order of the draw."""
+        started = time.monotonic()
+        self._seat(set())
+        size = side.work.width(call.sent)
+        model = _blank(side, call, size)
+        number = self.side_number(side)
+        contents = {int(client): instruct(call, int(client), number) for client in clients}
+        asked, absent = self._ask(contents, call.order.round)
+        parcels: dict[int, Parcel] = {}
+        received = 0
+        for client, message in self._replies(asked):
+            received += weight(message.content) if message.has_content() else 0
+            if not (message.has_error() and message.error.code in _GONE):
+                parcels[client] = _judge(client, message, model)
+        silent = {client for client in asked.values() if client not in parcels}
+        self._note(side, set(asked.values()), parcels, size)
+        self._seat(silent)
+        sent = sum(weight(contents[client]) for client in asked.values())
+        self.traffic.append(Traffic(sent, received, time.monotonic() - started))
+        answers = [parcels[int(client)] for client in clients if int(client) in parcels]
+        total = sum(answers, Parcel(dropped=len(clients) - len(answers)))
+        self._tell(call.order.round, silent | absent, total)
+        return total
+
+    def _seat(self, silent: set[int]) -> None:
+        """Give the seats of nodes that left, and of ``silent`` ones, to nodes that wait.
+
+        A newcomer may be anyone who left, so it is taken to have leaked as much as the one who leaked most.
+        """
+        present = list(dict.fromkeys(self.grid.get_node_ids()))
+        waiting = [node for node in present if node not in self.seats]
+        for seat, node in enumerate(self.seats):
+            if waiting and (node not in present or seat in silent):
+                self.seats[seat] = waiting.pop(0)
+                worst = max(self.accounts, key=lambda account: (account.spent, account.participations))
+                self.accounts[seat] = replace(worst)
+            elif node not in present:
+                self.seats[seat] = None
+
+    def _ask(self, contents: dict[int, RecordDict], number: int) -> tuple[dict[str, int], set[int]]:
+        """Push one message per client; returns whom each message is for, and the clients no node stands for."""
+        asked: dict[str, int] = {}
+        absent = set()
+        for client, content in contents.items():
+            node = self.seats[client]
+            ids: list[str | None] = [None]
+            if node is not None:
+                message = Message(content, node, "train", ttl=self.deadline, group_id=str(number))
+                ids = list(self.grid.push_messages([message])) or [None]
+            if ids[0] is None:
+                absent.add(client)
+            else:
+                asked[ids[0]] = client
+        return asked, absent
+
+    def _replies(self, asked: dict[str, int]) -> Iterable[tuple[int, Message]]:
+        """Replies as they come, one per client, until all are there or the deadline has passed."""
+        end = None if self.deadline is None else time.monotonic() + self.deadline
+        open_ids, wait = set(asked), _FIRST_WAIT
+        while open_ids:
+            for message in list(self.grid.pull_messages(set(open_ids))):
+                identity = message.metadata.reply_to_message_id
+                if identity not in open_ids:
+                    LOG.warning("a reply nobody asked for (from node %s) is left out.", message.metadata.src_node_id)
+                    continue
+                open_ids.discard(identity)
+                yield asked[identity], message
+            if not open_ids or (end is not None and time.monotonic() > end):
+                return
+            time.sleep(wait)
+            wait = min(1.5 * wait, _LONGEST_WAIT)
+
+    def _note(self, side: ClientSide, asked: set[int], parcels: dict[int, Parcel], size: int) -> None:
+        """Keep the accounts: whoever did not say that it withheld may have charged itself."""
+        cost = side.placement.cost(size)
+        for client in asked:
+            if self.look_up is not None:
+                self.accounts[client] = self.look_up(side, client)
+            elif not (client in parcels and parcels[client].withheld) and self.accounts[client].allows(cost):
+                self.accounts[client].charge(cost)
+
+    def _tell(self, number: int, lost: set[int], total: Parcel) -> None:
+        """Name those who are not in this round."""
+        if lost:
+            LOG.warning("round %d: clients %s are gone or did not answer in time.", number, sorted(lost))
+        for refusal in total.refused:
+            LOG.warning("round %d: client %d is left out: %s", number, refusal.sender, refusal.reason)
+
+
+def _blank(side: ClientSide, call: Call, size: int) -> Parcel:
+    """What an honest reply looks like: the parcel of a client whose vector is zero."""
+    dtype = next(iter(call.sent.values())).dtype
+    zero = Outcome(torch.zeros(1, size, dtype=dtype), torch.ones(1), record_bound=1.0)
+    return side.placement.seal(zero, call.privacy, np.random.default_rng(0))
+
+
+def _judge(client: int, message: Message, model: Parcel) -> Parcel:
+    """The part of a reply that may be used: its numbers, but never the counts it claims."""
+    try:
+        if message.has_error():
+            raise InvalidInput(f"Flower reports error {message.error.code} at this client.")
+        parcel = parcel_in(message.content)
+        if parcel.withheld:
+            return Parcel(withheld=1)
+        if parcel.rejected:
+            raise InvalidInput("it says that it could not compute an update; its own log says why.")
+        _compare(parcel, model)
+    except InvalidInput as error:
+        return Parcel(rejected=1, refused=(Refusal(client, str(error)),))
+    senders = () if parcel.vectors is None else (client,)
+    return Parcel(parcel.sums, parcel.vectors, answered=1, senders=senders)
+
+
+def _compare(parcel: Parcel, model: Parcel) -> None:
+    """Refuse numbers of another shape or kind, or that are not finite."""
+    if _form(parcel) != _form(model):
+        raise InvalidInput(f"its reply has the form {_form(parcel)}, not {_form(model)}.")
+    numbers = [*parcel.sums, *([] if parcel.vectors is None else [parcel.vectors])]
+    if not all(bool(one.isfinite().all()) for one in numbers):
+        raise InvalidInput("some numbers in its reply are not finite.")
+
+
+def _form(parcel: Parcel) -> str:
+    sums = [f"{one.dtype}{list(one.shape)}" for one in parcel.sums]
+    rows = "none" if parcel.vectors is None else f"{parcel.vectors.dtype}{list(parcel.vectors.shape)}"
+    return f"sums [{', '.join(sums)}], vectors {rows}".replace("torch.", "")

@@ -1,0 +1,89 @@
+"""Flower's records from ours and back: named arrays and a few plain numbers, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordina.errors import InvalidInput
+from sordina.federated.engines.engine import Call
+from sordina.federated.messages import Parcel
+from sordina.federated.order import Order
+from sordina.federated.wire import pack, unpack
+
+_SENT, _PRIVACY, _ORDER, _PARCEL = "sent", "privacy", "order", "parcel"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What a client reads in the server's message before it knows the classes of the public state."""
+
+    sent: Mapping[str, Tensor]
+    privacy: Mapping[str, NDArray[Any]]
+    order: Order
+    client: int
+    """The number by which the server calls the client."""
+    side: int
+    """Which client half to use, where an app has several (a simulation)."""
+
+    def call(self, like: Any) -> Call:
+        """The call, with the public privacy state rebuilt like ``placement.start(size)``."""
+        return Call(self.sent, unpack(self.privacy, like), self.order)
+
+
+def instruct(call: Call, client: int, side: int = 0) -> RecordDict:
+    """The server's message to one client: public values only."""
+    order = {"seed": call.order.seed, "round": call.order.round, "client": client, "side": side}
+    sent = {name: value.detach().cpu().numpy() for name, value in call.sent.items()}
+    return RecordDict({_SENT: _arrays(sent), _PRIVACY: _arrays(pack(call.privacy)), _ORDER: ConfigRecord(order)})
+
+
+def read(content: RecordDict) -> Instruction:
+    """The instruction in a server's message; refuses one that is not of our making."""
+    try:
+        order = content.config_records[_ORDER]
+        seed, number, client, side = (int(order[name]) for name in ("seed", "round", "client", "side"))
+        sent, privacy = (_plain(content.array_records[name]) for name in (_SENT, _PRIVACY))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(f"this instruction is not of Sordina's making ({type(error).__name__}: {error}).") from error
+    if number < 0 or client < 0:
+        raise InvalidInput(f"round and client are numbers from 0 on, got {number} and {client}.")
+    tensors = {name: unpack({":t": value}, None) for name, value in sent.items()}
+    return Instruction(tensors, privacy, Order(seed, number), client, side)
+
+
+def reply(packed: Mapping[str, NDArray[Any]]) -> RecordDict:
+    """A client's message: a packed parcel and nothing else."""
+    return RecordDict({_PARCEL: _arrays(packed)})
+
+
+def parcel_in(content: RecordDict) -> Parcel:
+    """The parcel in a client's message; anything else in it, or anything amiss, is refused."""
+    if set(content) != {_PARCEL} or _PARCEL not in content.array_records:
+        raise InvalidInput(f"a reply holds one record of arrays, this one {sorted(map(str, content))}.")
+    try:
+        parcel = unpack(_plain(content.array_records[_PARCEL]), Parcel())
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"arrays that cannot be read ({type(error).__name__}).") from error
+    if not isinstance(parcel, Parcel):
+        raise InvalidInput("a reply that is no parcel.")
+    return parcel
+
+
+def weight(content: RecordDict) -> int:
+    """The bytes of a message's content, as Flower counts them; transport and encryption come on top."""
+    records = [*content.array_records.values(), *content.config_records.values()]
+    return sum(int(record.count_bytes()) for record in records)
+
+
+def _arrays(values: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+def _plain(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    return {name: array.numpy() for name, array in record.items()}

@@ -1,0 +1,145 @@
+"""Flower's simulation: every client a virtual node, run by Ray in processes of their own.
+
+The clients' rows and the client half of the run wait in a temporary folder, from which Ray's processes read them once;
+each client's account and memory live there too, so the simulated path is the deployed one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sordina.errors import Unsupported
+from sordina.federated.engines.engine import ClientSide
+from sordina.federated.engines.home import Home
+from sordina.federated.population import Population
+from sordina.federated.privacy.account import ClientAccount
+
+T = TypeVar("T")
+_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Ray tells nobody of its use, and its processes, which do the work here, are not put behind everybody else's."""
+
+
+def simulated(
+    body: Callable[[Any], T],
+    population: Population,
+    *,
+    limit: Fraction | None = None,
+    seed: int | None = None,
+    processes: int | None = None,
+) -> T:
+    """Run ``body(engine)`` on an engine whose clients are the virtual nodes of Flower's simulation.
+
+    With a ``seed`` the clients' noise is a function of (seed, round, client); without one it is secure.
+    """
+    _check_installed()
+    for name, value in _RAY.items():
+        os.environ.setdefault(name, value)
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    from sordina.federated.engines.client_app import client_app
+    from sordina.federated.engines.flower import Flower
+
+    ended: list[T] = []
+    with tempfile.TemporaryDirectory(prefix="sordina-") as folder, _quiet():
+        stage = Stage(Path(folder), limit, seed)
+        _store(stage.root / "people", population)
+
+        def main(grid: Any, context: Any) -> None:
+            engine = Flower(grid, len(population), limit, side_number=stage.publish, look_up=stage.account)
+            engine.gather()
+            ended.append(body(engine))
+
+        server = ServerApp()
+        server.main()(main)
+        run_simulation(
+            server,
+            client_app(partial(_desk, stage.root, limit, seed)),
+            num_supernodes=len(population),
+            backend_config={
+                "init_args": {
+                    "num_cpus": processes or min(os.cpu_count() or 1, len(population)),
+                    "log_to_driver": False,
+                    "logging_level": "error",
+                },
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            },
+        )
+    return ended[0]
+
+
+@dataclass
+class Stage:
+    """The folder the simulated clients live in."""
+
+    root: Path
+    limit: Fraction | None
+    seed: int | None
+    sides: list[ClientSide] = field(default_factory=list)
+
+    def publish(self, side: ClientSide) -> int:
+        """Make a client half known to the processes; returns its number."""
+        for number, known in enumerate(self.sides):
+            if known.work is side.work and known.placement is side.placement:
+                return number
+        _store(self.root / f"side-{len(self.sides)}", side)
+        self.sides.append(side)
+        return len(self.sides) - 1
+
+    def account(self, side: ClientSide, client: int) -> ClientAccount:
+        """A client's own account of a client half."""
+        return Home(_home(self.root, self.publish(side), client)).account(side.placement, self.limit)
+
+
+def _home(root: Path, side: int, client: int) -> Path:
+    return root / f"client-{side}-{client}"
+
+
+def _desk(root: Path, limit: Fraction | None, seed: int | None, instruction: Any, context: Any) -> Any:
+    """What a virtual node works with: the rows of the client the server called."""
+    from sordina.federated.engines.participation import Desk
+
+    number, client = instruction.side, instruction.client
+    home = Home(_home(root, number, client))
+    return Desk(_load(root / f"side-{number}"), _load(root / "people"), home, limit, seed)
+
+
+def _store(path: Path, value: Any) -> None:
+    from ray import cloudpickle
+
+    path.write_bytes(cloudpickle.dumps(value))
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path) -> Any:
+    """Once per process; the folder is our own, so what is unpickled is what we wrote."""
+    return pickle.loads(path.read_bytes())
+
+
+def _check_installed() -> None:
+    for name in ("flwr", "ray"):
+        if importlib.util.find_spec(name) is None:
+            raise Unsupported(f"the Flower engine needs {name}: pip install 'sordina[federated]'.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower tells only of errors, Ray of nothing, while a simulation runs: standard output is the caller's."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,102 @@
+"""A grid in this process: every node is a ClientApp called at once, so that a whole run needs no network."""
+
+import io
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.supercore.task_identity import TaskIdentity
+
+from sordina.federated.engines.client_app import client_app
+from sordina.federated.engines.flower import Flower
+from sordina.federated.engines.home import Home
+from sordina.federated.engines.participation import Desk, alone
+
+
+def crossed(content):
+    """The content as it would arrive: every array through bytes."""
+    records = {}
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            record = ArrayRecord(
+                {key: Array(np.load(io.BytesIO(array.data), allow_pickle=False)) for key, array in record.items()}
+            )
+        records[name] = record
+    return RecordDict(records)
+
+
+class DoubleGrid:
+    """Nodes 100, 101, ...; ``tamper(node, reply)`` may replace a reply, or return None to lose it."""
+
+    def __init__(self, apps, run=7, tamper=None):
+        self.apps, self.run_id, self.tamper = dict(apps), run, tamper or (lambda node, reply: reply)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, 1, 1
+        self.instructions, self.replies, self.waiting = [], [], {}
+
+    def get_node_ids(self):
+        return list(self.apps)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            identity = f"message-{len(self.instructions)}"
+            message.metadata.__dict__["_message_id"] = identity
+            message.content = crossed(message.content)
+            self.instructions.append(message)
+            self.deliver(message)
+            ids.append(identity)
+        return ids
+
+    def deliver(self, message):
+        node = message.metadata.dst_node_id
+        if node not in self.apps:
+            return None
+        context = Context(self.run_id, node, UserConfig(), RecordDict(), UserConfig())
+        reply = self.apps[node](message, context)
+        self.replies.append((node, reply))
+        reply = self.tamper(node, reply)
+        if reply is not None:
+            reply.content = crossed(reply.content)
+            self.waiting[message.metadata.message_id] = reply
+        return reply
+
+    def pull_messages(self, message_ids):
+        return [self.waiting.pop(one) for one in list(message_ids) if one in self.waiting]
+
+
+def fleet(side, population, folder, *, limit=None, seed=None, run=7, tamper=None, deadline=None):
+    """An engine whose clients hold one shard each, in a folder each, as they would on machines of their own."""
+    apps = {}
+    for number in range(len(population)):
+        rows = slice(int(population.starts[number]), int(population.starts[number] + population.sizes[number]))
+        x, y = population.x[rows], population.y[rows]
+
+        def desk(instruction, context, x=x, y=y, number=number):
+            people = alone(x, y, instruction.client)
+            return Desk(side, people, Home(folder / str(number)), limit, seed)
+
+        apps[100 + number] = client_app(desk)
+    grid = DoubleGrid(apps, run, tamper)
+    engine = Flower(grid, len(population), limit, deadline)
+    engine.gather()
+    return engine
+
+
+__all__ = ["DoubleGrid", "Flower", "Message", "crossed", "fleet"]
+
+
+def instruction_for(method, engine, client=0, number=0):
+    """The server's message to one client, for a first round from zero."""
+    import torch
+
+    from sordina.federated.engines.engine import Call
+    from sordina.federated.engines.records import instruct
+    from sordina.federated.order import Order
+
+    sent = method.strategy.configure(method.strategy.init(torch.zeros(2, 2, dtype=torch.float64)))
+    content = crossed(instruct(Call(sent, method.placement.start(2), Order(1, number)), client))
+    return Message(content, 100 + client, "train")

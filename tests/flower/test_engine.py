@@ -1,0 +1,317 @@
+"""The Flower engine without a network: it equals the engine in process, and lets nothing out that it should not."""
+
+import importlib.util
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import nn
+
+from sordina.clipping import Fixed, Quantile
+from sordina.federated import losses
+from sordina.federated.clients.hypotheses import BestModel
+from sordina.federated.clients.scaffold import Scaffold
+from sordina.federated.clients.training import LocalTraining
+from sordina.federated.clients.work import LocalSteps
+from sordina.federated.engines.engine import ClientSide
+from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.objective import of_module
+from sordina.federated.population import Population
+from sordina.federated.privacy.account import exact
+from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.local import Local
+from sordina.federated.privacy.metric import Metric, PublicRadius
+from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.run import Method, federate
+from sordina.federated.selection import Sampled
+from sordina.federated.strategies.mean import AddMean
+from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.scaffold import ScaffoldServer
+from sordina.sampling import FixedSize, Poisson
+from sordina.training.plan import make_plan
+from sordina.types import Budget, Unit
+
+_spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
+double = importlib.util.module_from_spec(_spec)
+sys.modules["double"] = double
+_spec.loader.exec_module(double)
+
+STEPS = LocalSteps(0.05, 3, epochs=2)
+CLIENTS = 6
+
+
+def people(seed=0):
+    rng = np.random.default_rng(seed)
+    shards = []
+    for _ in range(CLIENTS):
+        x = rng.standard_normal((int(rng.integers(2, 9)), 2))
+        shards.append((torch.from_numpy(x), torch.from_numpy(x @ [[1.0], [2.0]] + rng.standard_normal((len(x), 1)))))
+    return Population.of(shards)
+
+
+def objective():
+    return of_module(nn.Linear(2, 1, bias=False).double(), losses.mse)
+
+
+def plan(rounds=5, clients=4):
+    return make_plan(Budget(5.0, 1e-5), Poisson(clients, CLIENTS), rounds, unit=Unit.USER)
+
+
+def methods():
+    f = objective()
+    uniform = Sampled(FixedSize(4, CLIENTS))
+    budgeted = plan()
+    central = Sampled(budgeted.sampler)
+    return {
+        "fedavg": Method(AddMean(), LocalTraining(f, STEPS), Nothing(), uniform),
+        "scaffold": Method(ScaffoldServer(4 / CLIENTS, 0.05), Scaffold(f, STEPS), Nothing(), uniform),
+        "central": Method(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Fixed(0.5)), central),
+        "central-quantile": Method(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Quantile(0.5)), central),
+        "metric": Method(MetricPfl(), BestModel(f, STEPS), Metric(5.0, PublicRadius(1.0)), uniform),
+        "local": Method(AddMean(), LocalTraining(f, STEPS), Local.within(Budget(8, 1e-5), 0.5, 3), uniform),
+    }
+
+
+def go(method, engine, rounds=5, seed=3, k=None):
+    k = k or (2 if isinstance(method.strategy, MetricPfl) else 1)
+    models = torch.from_numpy(np.random.default_rng(1).standard_normal((k, 2)))
+    return federate(method, engine, models, clients=CLIENTS, rounds=rounds, rng=np.random.default_rng(seed))
+
+
+def on_flower(method, folder, **options):
+    return double.fleet(ClientSide(method.work, method.placement), people(), folder, **options)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "central", "central-quantile"])
+def test_without_noise_of_the_clients_both_engines_give_the_same_models(name, tmp_path):
+    method = methods()[name]
+    here = go(method, InProcess(people()))
+    there = go(method, on_flower(method, tmp_path))
+    assert torch.allclose(here.models, there.models, atol=1e-6, rtol=0)
+    assert [one.answered for one in here.history] == [one.answered for one in there.history]
+    assert here.statement == there.statement
+
+
+def first_vectors(method, engine, seed):
+    seen = []
+    models = torch.from_numpy(np.random.default_rng(1).standard_normal((2, 2)))
+    federate(
+        method, engine, models, clients=CLIENTS, rounds=1, rng=np.random.default_rng(seed),
+        observe=lambda shown: seen.append(shown.release.vectors),
+    )  # fmt: skip
+    return seen[0]
+
+
+def test_sanitised_vectors_follow_the_same_law_on_both_engines(tmp_path):
+    """The Euclidean Laplace law in n = 2: the noise is n / epsilon = nu r long on average, within 5 standard errors."""
+    method = methods()["metric"]
+    quiet = Method(MetricPfl(), method.work, Nothing(gather=True), method.selection)
+    engines = {
+        "in process": lambda seed: InProcess(people()),
+        "flower": lambda seed: on_flower(method, tmp_path / str(seed), seed=seed),
+    }
+    for engine_of in engines.values():
+        pairs = [
+            (first_vectors(method, engine_of(seed), seed), first_vectors(quiet, InProcess(people()), seed))
+            for seed in range(40)
+        ]
+        lengths = torch.cat([(noised - clear).norm(dim=1) for noised, clear in pairs])
+        assert len(lengths) == 160
+        assert abs(float(lengths.mean()) - 5.0 * 1.0) < 5 * float(lengths.std()) / 160**0.5
+
+
+def test_accounts_are_written_at_home_and_no_limit_is_passed(tmp_path):
+    method = methods()["metric"]
+    engine = on_flower(method, tmp_path, limit=exact(0.8))
+    result = go(method, engine, rounds=12)
+    own = [double.Home(tmp_path / str(k)).account(method.placement) for k in range(CLIENTS)]
+    assert [account.spent for account in own] == [account.spent for account in engine.accounts]
+    assert max(account.spent for account in own) == Fraction(4, 5)
+    assert sum(one.answered for one in result.history) == sum(account.participations for account in own)
+    assert any(one.withheld for one in result.history)
+    again = on_flower(method, tmp_path, limit=exact(5.0), run=8)
+    assert sum(one.withheld for one in go(method, again, rounds=3).history) > 0, "a new run cannot raise the limit"
+
+
+def test_an_instruction_that_comes_twice_gets_the_same_answer_and_costs_nothing(tmp_path):
+    method = methods()["metric"]
+    engine = on_flower(method, tmp_path)
+    go(method, engine, rounds=2)
+    home = double.Home(tmp_path / "0")
+    before = home.account(method.placement).spent
+    last = [message for message in engine.grid.instructions if message.metadata.dst_node_id == 100][-1]
+    said = [reply for node, reply in engine.grid.replies if node == 100][-1]
+    again = engine.grid.deliver(last)
+    assert arrays(again).keys() == arrays(said).keys()
+    assert all(np.array_equal(value, arrays(said)[key]) for key, value in arrays(again).items())
+    assert home.account(method.placement).spent == before
+
+
+def test_an_older_instruction_is_not_followed(tmp_path):
+    method = methods()["metric"]
+    engine = on_flower(method, tmp_path)
+    go(method, engine, rounds=4)
+    mine = [message for message in engine.grid.instructions if message.metadata.dst_node_id == 101]
+    before = double.Home(tmp_path / "1").account(method.placement).spent
+    assert len(mine) > 1
+    packed = arrays(engine.grid.deliver(mine[0]))
+    assert packed["/withheld:i"] == 1
+    assert "/vectors:t" not in packed
+    assert double.Home(tmp_path / "1").account(method.placement).spent == before
+
+
+def test_a_spend_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
+    method = methods()["metric"]
+    spent = []
+
+    def look(self, outcome, state, rng):
+        spent.append(double.Home(tmp_path / "0").account(self).spent)
+        raise RuntimeError("the process dies here, and its words quote 42.0 of the data")
+
+    engine = on_flower(method, tmp_path)
+    monkeypatch.setattr(Metric, "seal", look)
+    instruction = double.instruction_for(method, engine)
+    reply = engine.grid.deliver(instruction)
+    assert spent == [Fraction(2, 5)]
+    assert arrays(reply)["/rejected:i"] == 1, "and what went wrong is not told to the server"
+    assert set(reply.content) == {"parcel"}
+    monkeypatch.undo()
+    engine.grid.deliver(instruction)
+    assert double.Home(tmp_path / "0").account(method.placement).spent == Fraction(4, 5), "a second draw is paid for"
+
+
+def arrays(message):
+    return {key: array.numpy() for key, array in message.content["parcel"].items()}
+
+
+@pytest.mark.parametrize("name", ["metric", "central", "local"])
+def test_what_leaves_a_client_is_as_long_as_the_method_says_and_tells_nothing_else(name, tmp_path):
+    method = methods()[name]
+    engine = on_flower(method, tmp_path)
+    go(method, engine)
+    assert engine.grid.replies
+    clear = raw_vectors(method)
+    for _, reply in engine.grid.replies:
+        packed = arrays(reply)
+        numbers = packed["/sums/0:t"] if name == "central" else packed["/vectors:t"][0]
+        counts = {key for key in packed if key[-1] in "i#"}
+        assert set(packed) - counts == ({"/sums/0:t"} if name == "central" else {"/vectors:t"})
+        assert all(int(packed[key]) in (0, 1) for key in counts), "no sample count, no choice of hypothesis"
+        assert numbers.shape == (2,)
+        if name == "central":
+            assert np.linalg.norm(numbers) <= 0.5 + 1e-9, "clipped in the client's process"
+        else:
+            assert min(np.linalg.norm(numbers - one) for one in clear) > 1e-6, "sanitised in the client's process"
+    sizes = {sum(len(array.data) for array in reply.content["parcel"].values()) for _, reply in engine.grid.replies}
+    assert len(sizes) == 1, "every message has the same length"
+
+
+def raw_vectors(method):
+    seen = []
+    quiet = Method(MetricPfl(), method.work, Nothing(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
+    if not isinstance(method.strategy, MetricPfl):
+        quiet = Method(AddMean(), method.work, Nothing(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
+    k = 2 if isinstance(method.strategy, MetricPfl) else 1
+    models = torch.from_numpy(np.random.default_rng(1).standard_normal((k, 2)))
+    federate(
+        quiet, InProcess(people()), models, clients=CLIENTS, rounds=1, rng=np.random.default_rng(0),
+        observe=lambda shown: seen.extend(shown.release.vectors.numpy()),
+    )  # fmt: skip
+    return seen
+
+
+def tampered(reply, **changes):
+    record = ArrayRecord(dict(reply.content["parcel"].items()))
+    for key, value in changes.items():
+        record[key.replace("__", "/") + ":t"] = Array(value)
+    return reply_with(reply, RecordDict({"parcel": record}))
+
+
+def reply_with(reply, content):
+    reply.content = content
+    return reply
+
+
+WEATHER = {
+    "not finite": lambda reply: tampered(reply, __vectors=np.array([[np.nan, 0.0]])),
+    "too long": lambda reply: tampered(reply, __vectors=np.zeros((1, 3))),
+    "several": lambda reply: tampered(reply, __vectors=np.zeros((5, 2))),
+    "another kind of number": lambda reply: tampered(reply, __vectors=np.zeros((1, 2), np.float32)),
+    "text": lambda reply: tampered(reply, __vectors=np.array([["a", "b"]])),
+    "one record too many": lambda reply: reply_with(
+        reply, RecordDict({**reply.content, "more": ConfigRecord({"samples": 3})})
+    ),
+    "empty": lambda reply: reply_with(reply, RecordDict()),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WEATHER))
+def test_a_bad_reply_is_left_out_and_named_and_the_round_goes_on(name, tmp_path, caplog):
+    method = methods()["metric"]
+    bad = lambda node, reply: WEATHER[name](reply) if node == 102 else reply  # noqa: E731
+    engine = on_flower(method, tmp_path, tamper=bad)
+    result = go(method, engine, rounds=4)
+    assert len(result.history) == 4
+    assert torch.isfinite(result.models).all()
+    asked = sum(message.metadata.dst_node_id == 102 for message in engine.grid.instructions)
+    assert asked == sum(one.rejected for one in result.history) > 0
+    assert sum(one.answered + one.rejected for one in result.history) == 16
+    assert "client 2 is left out" in caplog.text
+
+
+def test_a_client_that_leaves_is_counted_as_if_it_had_answered(tmp_path, caplog):
+    method = methods()["metric"]
+    engine = on_flower(method, tmp_path, tamper=lambda node, reply: None if node == 103 else reply, deadline=0.2)
+    result = go(method, engine, rounds=4)
+    lost = sum(message.metadata.dst_node_id == 103 for message in engine.grid.instructions)
+    assert sum(one.answered for one in result.history) == 16 - lost
+    assert sum(one.dropped for one in result.history) == lost > 0
+    assert engine.accounts[3].participations == lost
+    assert "clients [3] are gone" in caplog.text
+
+
+def test_a_newcomer_takes_the_seat_of_one_who_left_and_the_worst_account(tmp_path):
+    method = methods()["metric"]
+    engine = on_flower(method, tmp_path)
+    go(method, engine, rounds=4)
+    worst = max(account.spent for account in engine.accounts)
+    engine.grid.apps[200] = engine.grid.apps.pop(100)
+    go(method, engine, rounds=1)
+    assert engine.seats[0] == 200
+    assert worst <= engine.accounts[0].spent <= worst + Fraction(2, 5)
+
+
+def test_too_few_nodes_are_said_in_so_many_words(tmp_path):
+    from sordina.errors import DataNotFound
+
+    with pytest.raises(DataNotFound, match="0 of 3 clients came"):
+        double.Flower(double.DoubleGrid({}), 3).gather(0.01)
+
+
+def test_a_damaged_account_or_memory_stops_the_client_not_the_run(tmp_path):
+    method = methods()["metric"]
+    engine = on_flower(method, tmp_path)
+    go(method, engine, rounds=3)
+    (tmp_path / "0" / "account-metric-public-1.json").write_text("{}")
+    (tmp_path / "1" / "run-7.npz").write_bytes(b"nothing")
+    result = go(method, on_flower(method, tmp_path), rounds=3)
+    assert sum(one.rejected for one in result.history) > 0
+    assert len(result.history) == 3
+
+
+def test_a_message_is_not_of_our_making(tmp_path):
+    from sordina.errors import InvalidInput
+    from sordina.federated.engines.records import read
+
+    with pytest.raises(InvalidInput, match="not of Sordina's making"):
+        read(RecordDict({"order": ConfigRecord({"seed": 1})}))
+    message = Message(RecordDict({"order": ConfigRecord({"seed": 1})}), 100, "train")
+    engine = on_flower(methods()["metric"], tmp_path)
+    assert arrays(engine.grid.deliver(message))["/rejected:i"] == 1

@@ -1,0 +1,112 @@
+"""Flower's own simulation, with Ray's processes: the same models as in process, and accounts that add up."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+for name in ("flwr", "ray"):
+    pytest.importorskip(name, reason=f"Flower's simulation needs {name}: pip install 'sordina[federated]'")
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+
+SCRIPT = """
+import json
+import numpy as np
+import torch
+from sordina.federated import recipe as recipes
+from sordina.federated.data import load
+from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.engines.simulation import simulated
+from sordina.federated.problem import Problem
+from sordina.federated.run import federate
+
+RECIPES = {
+    "fedavg": dict(strategy="fedavg", privacy="none"),
+    "scaffold": dict(strategy="scaffold", privacy="none", batch=3),
+    "central": dict(strategy="fedavg", privacy="central", clipping="quantile"),
+    "metric": dict(strategy="metric-pfl", noise=5.0, radius="public:0.5", leakage_limit=0.4),
+}
+problem = Problem.of(load("synthetic", np.random.default_rng(0), clients=6, validation=4))
+
+def run(name, engine):
+    recipe = recipes.Recipe("synthetic", rounds=3, clients_per_round=4, seed=5, **RECIPES[name])
+    settled = recipe.settled(6)
+    method, limit = recipes.assemble(recipe, settled, problem.objective)
+    engine = engine or InProcess(problem.train, limit=limit)
+    rng = np.random.default_rng(5)
+    models = recipes.initial(recipe, problem, rng)
+    result = federate(method, engine, models, clients=6, rounds=3, rng=rng)
+    return {
+        "models": result.models.tolist(), "statement": result.statement.words, "leakage": result.leakage.tolist(),
+        "rounds": [[one.answered, one.withheld, one.rejected] for one in result.history],
+    }
+
+def all_of_them(engine):
+    found = {name: run(name, engine) for name in RECIPES}
+    return found | {"traffic": [[one.sent, one.received] for one in engine.traffic]}
+
+if __name__ == "__main__":
+    from fractions import Fraction
+    there = simulated(all_of_them, problem.train, limit=Fraction(2, 5), seed=5)
+    print(json.dumps({"there": there, "here": {name: run(name, None) for name in RECIPES}}))
+"""
+
+
+def test_both_engines_agree_in_every_placement(tmp_path):
+    """One session of Ray for four runs, in a process of its own: Ray changes signal handlers and the environment."""
+    script = tmp_path / "both.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    here, there = told["here"], told["there"]
+    for name in ("fedavg", "scaffold", "central"):
+        assert np.allclose(here[name]["models"], there[name]["models"], atol=1e-5, rtol=0), name
+        assert here[name]["rounds"] == there[name]["rounds"]
+        assert here[name]["statement"] == there[name]["statement"]
+    metric = there["metric"]
+    answered = sum(one[0] for one in metric["rounds"])
+    assert sum(map(Fraction, map(str, metric["leakage"]))) == answered * Fraction(2, 5)
+    assert max(metric["leakage"]) == 0.4
+    assert metric["rounds"] == here["metric"]["rounds"], "the same clients reach the same limits"
+    assert np.isfinite(metric["models"]).all()
+    assert all(sent > 0 and received > 0 for sent, received in there["traffic"])
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch):
+    from sordina.errors import Unsupported
+    from sordina.federated.engines import simulation
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match="flwr"):
+        simulation.simulated(lambda engine: None, None)
+
+
+def test_an_unknown_engine_is_refused():
+    from sordina.errors import InvalidInput
+    from sordina.federated.recipe import Recipe
+
+    with pytest.raises(InvalidInput, match="unknown engine"):
+        Recipe("synthetic", engine="steam")
+
+
+def test_a_client_half_is_published_once(tmp_path):
+    from torch import nn
+
+    from sordina.federated import losses
+    from sordina.federated.clients.gradient import LocalGradient
+    from sordina.federated.engines.engine import ClientSide
+    from sordina.federated.engines.simulation import Stage
+    from sordina.federated.objective import of_module
+    from sordina.federated.privacy.nothing import Nothing
+
+    work = LocalGradient(of_module(nn.Linear(2, 1).to(torch.float64), losses.mse))
+    one, other = Nothing(), Nothing(gather=True)
+    stage = Stage(tmp_path, None, None)
+    assert [stage.publish(ClientSide(work, place)) for place in (one, one, other)] == [0, 0, 1]
