@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordina.errors import InvalidInput
 from sordina.federated.recipe import Finished
 from sordina.federated.run import Seen
 
@@ -119,11 +120,19 @@ def privacy_report(finished: Finished) -> dict[str, Any]:
     return report
 
 
+def prepare(folder: Path) -> None:
+    """Make the run's folder before anybody's data are touched."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot write to {folder}: {error.strerror}; choose another --out.") from error
+
+
 def write(finished: Finished, trace: Trace, folder: Path) -> dict[str, Any]:
     """Write the run's folder, figures included; returns the summary."""
     from sordina.federated.figures import draw
 
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
     facts = summary(finished)
     documents = {"result": facts, "recipe": finished.recipe.to_dict(), "privacy": privacy_report(finished)}
     for name, document in documents.items():

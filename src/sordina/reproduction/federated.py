@@ -22,7 +22,8 @@ def figure_2_1(job: Job) -> Findings:
     for row, facts in synthetic.figure_2_1(job.folder, given["seed"], given["noise"]).items():
         leakage = facts.get("leakage", {}).get("max")
         note = "" if leakage is None else f"largest leakage {leakage:g}"
-        what = {"server": "as printed", "run": f"{row}, seed {given['seed']}", "quantity": "validation loss"}
+        whose = "steady server" if row.endswith("steady server") else "as printed"
+        what = {"server": whose, "run": f"{row}, seed {given['seed']}", "quantity": "validation loss"}
         values.append(Value(what, facts["validation_loss"], note=note))
     seeds = range(given["seeds"])
     for row, arm in {"one hypothesis, no noise": {"hypotheses": 1}, "two hypotheses, no noise": {}}.items():

@@ -48,10 +48,12 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> Path:
     """Bars of the three differences, single beside personalised, one pair per nu."""
     from sordina.federated.figures import fairness
 
-    names = {1: "single", 2: "personalised"}
-    bars = {f"{names[row['hypotheses']]} {row['nu']:g}": {"nu": row} for row in rows}
+    kinds = {"single": 1, "personalised": 2}
+    bars = {
+        name: {f"{row['nu']:g}": row for row in rows if row["hypotheses"] == count} for name, count in kinds.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    return fairness(bars, folder / "fairness.png")
+    return fairness(bars, folder / "fairness.png", xlabel="nu")
 
 
 def figure_2_7(folder: Path | None = None, seeds: Iterable[int] = range(3), **recipe: Any) -> list[dict[str, Any]]:

@@ -51,11 +51,13 @@ STEADY: dict[str, Any] = {"strategy": "metric-pfl-steady", "root": False, "patie
 
 
 def figure_2_1(folder: Path, seed: int = 0, noise: float = 5.0, **options: Any) -> dict[str, Any]:
-    """The three rows of figure 2.1: one hypothesis, two, and two with noise; figure 2.2 comes with the last."""
-    rows = {
+    """The three rows of figure 2.1: one hypothesis, two, and two with noise; then the last with the steady server."""
+    noisy: dict[str, Any] = {"hypotheses": 2, "privacy": "metric", "noise": noise}
+    rows: dict[str, dict[str, Any]] = {
         "one hypothesis, no noise": {"hypotheses": 1, "privacy": "none"},
         "two hypotheses, no noise": {"hypotheses": 2, "privacy": "none"},
-        "two hypotheses, noise": {"hypotheses": 2, "privacy": "metric", "noise": noise},
+        "two hypotheses, noise": noisy,
+        "two hypotheses, noise, steady server": {**STEADY, **noisy, "leakage_limit": 6 * PARAMETERS / noise},
     }
     report = {}
     for number, (name, row) in enumerate(rows.items()):
