@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -22,10 +23,29 @@ def test_the_thesis_rule_multiplies_by_a_constant_factor():
 
 
 def test_the_automatic_rate_is_in_units_of_the_noise():
+    rule = AutomaticRate(travel=4.0)
+    state = rule.init(steps=100, size=0.05)
+    assert rule.learning_rate(state, base=0.1, noise=0.01) == pytest.approx(4 * 0.05 / 10 / 0.01)
+    assert rule.learning_rate(state, base=0.1, noise=0.02) == pytest.approx(4 * 0.05 / 10 / 0.02)
+    assert rule.learning_rate(state, base=0.1, noise=0.0) == 0.1
+
+
+def test_noise_alone_moves_a_weight_as_far_as_stated_and_the_rate_falls_in_the_second_half():
+    rule, noise, steps = AutomaticRate(travel=2.0), 0.3, 400
+    state, rates = rule.init(steps, 0.1), []
+    for _ in range(steps):
+        state = rule.adapt(state, torch.zeros(1))
+        rates.append(rule.learning_rate(state, 0.1, noise))
+    whole = rates[0] * noise * math.sqrt(steps)
+    assert whole == pytest.approx(2.0 * 0.1)
+    assert rates[: steps // 2] == [rates[0]] * (steps // 2)
+    assert rates[-1] == pytest.approx(rates[0] * 2 / steps)
+    assert all(later < sooner for sooner, later in itertools.pairwise(rates[steps // 2 :]))
+
+
+def test_weights_that_start_at_zero_can_move():
     rule = AutomaticRate()
-    assert rule.learning_rate(rule.init(), base=0.1, noise=0.01) == pytest.approx(0.1)
-    assert rule.learning_rate(rule.init(), base=0.1, noise=0.02) == pytest.approx(0.05)
-    assert rule.learning_rate(rule.init(), base=0.1, noise=0.0) == 0.1
+    assert rule.learning_rate(rule.init(100, 0.0), 0.1, noise=1.0) > 0
 
 
 @pytest.mark.parametrize("start", [1e-4, 1e2])
@@ -57,7 +77,7 @@ def test_adam_wosm_is_its_formula():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda: Decay(0), lambda: Decay(1, 0), lambda: AutomaticRate(step=0), lambda: Decay(math.nan)]
+    "wrong", [lambda: Decay(0), lambda: Decay(1, 0), lambda: AutomaticRate(travel=0), lambda: Decay(math.nan)]
 )
 def test_bad_rates_are_refused(wrong):
     with pytest.raises(InvalidInput):

@@ -11,11 +11,16 @@ from torch import Tensor
 from sordina.randomness import fill_normal
 from sordina.seam import Released
 
+PIECE = 1 << 18
+"""How many values are noised at a time: the noise of a large model never lies in memory as a whole."""
+
 
 def gaussian_like(reference: Tensor, rng: np.random.Generator) -> Tensor:
     """Standard Gaussian noise in the shape and type of ``reference``, from ``rng``."""
-    dtype = np.float64 if reference.dtype == torch.float64 else np.float32
-    return torch.from_numpy(fill_normal(np.empty(tuple(reference.shape), dtype), rng)).to(reference)
+    shape = tuple(reference.shape)
+    if reference.dtype == torch.float64:
+        return torch.from_numpy(fill_normal(np.empty(shape, np.float64), rng)).to(reference)
+    return torch.from_numpy(fill_normal(np.empty(shape, np.float32), rng)).to(reference)
 
 
 def release(
@@ -25,12 +30,12 @@ def release(
     divisor: float,
     rng: np.random.Generator,
 ) -> Released:
-    """Add Gaussian noise of standard deviation ``multiplier * bound`` to each total.
+    """Add Gaussian noise of standard deviation ``multiplier * bound`` to each total, in place.
 
     The bound travels with what it bounds: each total is noised by the sensitivity its own policy stated for it.
     """
-    scales = tuple(bound * multiplier for bound, multiplier in zip(bounds, multipliers, strict=True))
-    answers = tuple(
-        torch.add(total, gaussian_like(total, rng), alpha=scale) for total, scale in zip(totals, scales, strict=True)
-    )
-    return Released(answers, scales, divisor)
+    scales = tuple([bound * multiplier for bound, multiplier in zip(bounds, multipliers, strict=True)])
+    for total, scale in zip(totals, scales, strict=True):
+        for part in torch.split(total.view(-1), PIECE):
+            part.add_(gaussian_like(part, rng), alpha=scale)
+    return Released(tuple(totals), scales, divisor)

@@ -28,9 +28,9 @@ from sordina.training.batches import MicroBatch, as_rows, split
 from sordina.training.journal import Journal
 from sordina.training.parallel import team
 from sordina.training.plan import Plan, make_plan
-from sordina.training.rate import LearningRateRule
+from sordina.training.rate import Rate, root_mean_square
 from sordina.training.raw import raw_statistics
-from sordina.training.step import PrivateStep
+from sordina.training.step import PrivateStep, finite
 from sordina.types import Budget, Guarantee, Unit
 
 
@@ -52,7 +52,7 @@ class Private:
         rng: np.random.Generator,
         users: Users | None = None,
         microbatch: int | None = None,
-        learning_rate: LearningRateRule | None = None,
+        learning_rate: Rate | None = None,
         raw: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
@@ -70,7 +70,7 @@ class Private:
         self.private_step = PrivateStep(plan, parts, sizes, self.team)
         self.account = Account(plan.accountant, plan.adjacency)
         self.rule = learning_rate
-        self.rate_state = learning_rate.init() if learning_rate else None
+        self.rate_state = learning_rate.init(plan.steps, root_mean_square(model)) if learning_rate else None
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         self.steps_taken = 0
         self.journal: Journal | None = None
@@ -131,7 +131,7 @@ class Private:
         if piece is None:
             raise InvalidInput("step(losses) goes with a batch just drawn, once: iterate over the private object.")
         check_losses(losses, len(piece.rows))
-        if not bool(torch.isfinite(losses).all()):
+        if not finite(losses):
             raise TrainingFailed(
                 f"the loss is not finite at step {self.steps_taken}, so training stopped; the steps taken stay on "
                 "record. Lower the learning rate or check the data for NaN."
@@ -165,11 +165,14 @@ class Private:
             self._finish_without_privacy()
             return
         released = self.private_step.finish(self._parameters[0][0].detach(), self.rng)
-        for answer, members in zip(released, self._parameters, strict=True):
-            _give_gradients(answer.mean(), members)
-        self._set_learning_rate(released)
+        means = [answer.mean() for answer in released]
+        for mean, members in zip(means, self._parameters, strict=True):
+            _give_gradients(mean, members)
+        self._set_learning_rate(released, means)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for members in self._parameters:
+            for parameter in members:
+                parameter.grad = None
 
     def _finish_without_privacy(self) -> None:
         for members in self._parameters:
@@ -181,10 +184,10 @@ class Private:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _set_learning_rate(self, released: list[Released]) -> None:
+    def _set_learning_rate(self, released: list[Released], means: list[Tensor]) -> None:
         noise = max(answer.noise[0] / answer.divisor for answer in released)
         if self.rule is not None and self.rate_state is not None:
-            gradient = torch.cat([answer.mean() for answer in released])
+            gradient = means[0] if len(means) == 1 else torch.cat(means)
             self.rate_state = self.rule.adapt(self.rate_state, gradient)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             if self.rule is not None and self.rate_state is not None:
@@ -194,11 +197,9 @@ class Private:
 
 
 def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:
-    start = 0
-    for parameter in parameters:
-        end = start + parameter.numel()
-        parameter.grad = vector[start:end].view_as(parameter)
-        start = end
+    parts = vector.split_with_sizes([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view(parameter.shape)
 
 
 def make_sampler(kind: str, batch_size: int, population: int) -> Sampler:
@@ -235,7 +236,7 @@ def make_private(
     noise_multiplier: float | None = None,
     accountant: str = "pld",
     microbatch: int | None = None,
-    learning_rate: LearningRateRule | None = None,
+    learning_rate: Rate | None = None,
     raw: bool = False,
     seed: int | None = None,
 ) -> Private:

@@ -8,22 +8,42 @@ by rho: the rule seeks the best step for this much noise.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordina.clipping.schedule import Decay
 from sordina.types import check_positive
 
+_USUAL_SIZE = 0.03
+
 
 @dataclass(frozen=True)
 class RateState:
-    """The factor found so far, the number of steps, and the last released gradient, scaled to unit noise."""
+    """The factor found so far, the steps taken, the last released gradient, and how many steps there will be."""
 
     factor: float = 1.0
     step: int = 0
     gradient: Tensor | None = None
+    steps: int = 1
+
+
+class Rate(Protocol):
+    """Decides the learning rate of every step from released values and public facts."""
+
+    def init(self, steps: int, size: float) -> RateState:
+        """The first state of a run of ``steps`` steps whose first weights have root mean square ``size``."""
+        ...
+
+    def adapt(self, state: RateState, gradient: Tensor) -> RateState:
+        """The next state, from the released ``gradient``."""
+        ...
+
+    def learning_rate(self, state: RateState, base: float, noise: float) -> float:
+        """The rate, given the optimiser's own and the noise on the mean gradient."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,9 +55,9 @@ class LearningRateRule:
 
     rate: Decay = Decay(0.05, 100)
 
-    def init(self) -> RateState:
+    def init(self, steps: int = 1, size: float = 0.0) -> RateState:
         """Factor one, nothing seen."""
-        return RateState()
+        return RateState(steps=steps)
 
     def adapt(self, state: RateState, gradient: Tensor) -> RateState:
         """The next factor, from the released ``gradient`` of this step."""
@@ -45,7 +65,7 @@ class LearningRateRule:
         if state.gradient is not None:
             agreement = float(torch.sign(torch.dot(gradient, state.gradient)))
             factor *= math.exp(self.rate(state.step) * agreement)
-        return RateState(factor, state.step + 1, gradient)
+        return RateState(factor, state.step + 1, gradient, state.steps)
 
     def learning_rate(self, state: RateState, base: float, noise: float) -> float:
         """The optimiser's rate ``base`` times the factor."""
@@ -53,18 +73,40 @@ class LearningRateRule:
 
 
 @dataclass(frozen=True)
-class AutomaticRate(LearningRateRule):
-    """The rule above in units of the noise: ``rho = step / sigma * factor``, sigma the noise on the mean gradient.
+class AutomaticRate:
+    """A rate in units of the noise: over the whole run, noise alone moves a weight ``travel`` times its typical size.
 
-    A parameter then moves by ``step`` per step on account of the noise, whatever threshold, batch size and budget are,
-    as in AdamWOSM; and a change of the threshold does not change the length of the steps. Nothing is left to tune.
+    ``rho_t = travel * size / (sqrt(T) sigma_t)``, with size the root mean square of the first weights, T the number of
+    steps and sigma_t the noise on the mean gradient; from the middle of the run on it falls linearly to zero. All of
+    that is public, so nothing is left to tune. As with AdamWOSM a change of the threshold does not change the length
+    of the steps. `LearningRateRule` on top made short runs no better and long ones worse: the best rate for the next
+    step is smaller than the best one for the run.
     """
 
-    step: float = 1e-3
+    travel: float = 5.0
 
     def __post_init__(self) -> None:
-        check_positive("step of the automatic learning rate", self.step)
+        check_positive("travel of the automatic learning rate", self.travel)
+
+    def init(self, steps: int = 1, size: float = 0.0) -> RateState:
+        """The length of a step; where all first weights are zero, a usual size stands in for theirs."""
+        return RateState(self.travel * (size or _USUAL_SIZE) / math.sqrt(steps), steps=steps)
+
+    def adapt(self, state: RateState, gradient: Tensor) -> RateState:
+        """One step on."""
+        return replace(state, step=state.step + 1)
 
     def learning_rate(self, state: RateState, base: float, noise: float) -> float:
-        """``step / noise`` times the factor; without noise there is no such unit, and ``base`` is kept."""
-        return (self.step / noise if noise > 0 else base) * state.factor
+        """Length over noise, times what is left of the schedule; without noise there is no unit, and ``base`` stays."""
+        if noise == 0:
+            return base
+        left = 1 - max(0, state.step - 1) / state.steps
+        return state.factor / noise * min(1.0, 2 * left)
+
+
+@torch.no_grad()
+def root_mean_square(model: nn.Module) -> float:
+    """Of all trainable weights."""
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = sum(float(weight.double().square().sum()) for weight in weights)
+    return math.sqrt(total / max(1, sum(weight.numel() for weight in weights)))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from sordina import clipping, datasets, models
 from sordina.accounting.ledger import Ledger
 from sordina.clipping.names import named
-from sordina.datasets import Data, Task
+from sordina.datasets import Column, Data, Task
 from sordina.errors import InvalidInput
 from sordina.training.checkpoint import atomically
 from sordina.training.losses import Loss
@@ -50,6 +52,10 @@ class Recipe:
     sampling: str | None = None
     microbatch: int | None = None
     seed: int | None = None
+    rows: int | None = None
+    """Train on so many rows of the training file, drawn at random; the others are left for an audit."""
+    random_labels: float = 0.0
+    """Share of the training file under a label drawn at random: canaries, which can only be learnt by heart."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -59,12 +65,16 @@ class Recipe:
         Budget(self.epsilon, self.delta)
         if self.batch_size < 1:
             raise InvalidInput(f"batch size must be at least 1, got {self.batch_size}.")
+        if self.rows is not None and self.rows < 1:
+            raise InvalidInput(f"at least one row to train on, got {self.rows}.")
+        if not 0 <= self.random_labels <= 1:
+            raise InvalidInput(f"the share of random labels must lie in [0, 1], got {self.random_labels}.")
         if not self.epochs > 0 or math.isinf(self.epochs):
             raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
 
     def refuse_early(self, ledger: Ledger, dataset_budget: str) -> None:
         """Ask the ledger before the data are read, where their size is known."""
-        if (population := POPULATIONS[self.dataset]) is None:
+        if (population := self.rows or POPULATIONS[self.dataset]) is None:
             return
         sampler, steps = make_schedule(
             population,
@@ -83,8 +93,24 @@ class Recipe:
         return self.sampling or ("fixed-size" if self.clipping == "sector" else "poisson")
 
     def load(self) -> Data:
-        """The data."""
-        return datasets.load(self.dataset)
+        """The data, with the rows to train on."""
+        return self._divided()[0]
+
+    def left_out(self) -> TensorDataset:
+        """Rows that were not trained on: the rest of the training file, or the test set if none are left."""
+        return self._divided()[1]
+
+    def _divided(self) -> tuple[Data, TensorDataset]:
+        data = datasets.load(self.dataset)
+        rng = np.random.default_rng(self.seed or 0)
+        if self.random_labels:
+            data = _relabelled(data, self.random_labels, rng)
+        if self.rows is None:
+            return data, data.test
+        if self.rows >= len(data.train):
+            raise InvalidInput(f"{self.dataset} has {len(data.train)} rows to train on: ask for fewer, or for all.")
+        order = torch.from_numpy(rng.permutation(len(data.train)))
+        return _with_rows(data, order[: self.rows]), _with_rows(data, order[self.rows :]).train
 
     def build(self, data: Data) -> nn.Module:
         """The model, with its first weights; they do not depend on the data."""
@@ -106,6 +132,30 @@ class Recipe:
             seed=self.seed,
             **rest,
         )
+
+
+def _relabelled(data: Data, share: float, rng: np.random.Generator) -> Data:
+    """``data`` with the labels of a random ``share`` of the training rows drawn uniformly."""
+    if data.task is not Task.CLASSIFICATION:
+        raise InvalidInput(f"{data.name} has no labels to draw at random.")
+    inputs, labels = data.train.tensors
+    anew = torch.from_numpy(rng.random(len(labels)) < share)
+    drawn = torch.from_numpy(rng.integers(data.classes, size=len(labels))).to(labels)
+    return replace(data, train=TensorDataset(inputs, torch.where(anew, drawn, labels)))
+
+
+def _with_rows(data: Data, rows: Tensor) -> Data:
+    """``data`` with these training rows only."""
+
+    def column(one: Column) -> Column:
+        return replace(one, train=one.train[rows])
+
+    return replace(
+        data,
+        train=TensorDataset(*(tensor[rows] for tensor in data.train.tensors)),
+        groups={name: column(one) for name, one in data.groups.items()},
+        users=None if data.users is None else column(data.users),
+    )
 
 
 def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ class PrivateStep:
             bounds = part.policy.bounds(self.states[group], self.plan.adjacency)
             totals = self._collect(group, like)
             answer = release(totals, bounds, self.multipliers[group], self.plan.sampler.expected_batch, rng)
-            answer = Released(tuple(map(self.team.agree, answer.answers)), answer.noise, answer.divisor)
+            for total in answer.answers:
+                self.team.agree(total)
             self.states[group] = part.policy.adapt(self.states[group], answer)
             released.append(answer)
         self._totals = [None] * len(self.parts)
@@ -71,7 +73,7 @@ class PrivateStep:
         if totals is None:
             totals = self._zeros(group, like)
         totals = [self.team.add(total) for total in totals]
-        if not all(bool(torch.isfinite(total).all()) for total in totals):
+        if not all(map(finite, totals)):
             raise TrainingFailed(
                 "a gradient is not finite, so training stopped; the steps taken stay on record. Lower the learning "
                 "rate or check the data for NaN and very large values."
@@ -90,3 +92,8 @@ class PrivateStep:
     def thresholds(self) -> list[float]:
         """The current threshold of each part."""
         return [part.policy.threshold(state) for part, state in zip(self.parts, self.states, strict=True)]
+
+
+def finite(values: Tensor) -> bool:
+    """Whether all values are finite; a finite sum says so in one pass."""
+    return math.isfinite(float(values.detach().sum())) or bool(torch.isfinite(values).all())

@@ -17,6 +17,7 @@ from torch import nn
 
 from sordina.training import StopTraining
 from sordina.training.checkpoint import atomically
+from sordina.training.rate import root_mean_square
 
 LARGE, GROWTH = 10.0, 100.0
 
@@ -48,14 +49,6 @@ class Diverging(_Watcher):
         if not root_mean_square(self._model) <= self._limit:
             self.stopped = True
             raise StopTraining
-
-
-@torch.no_grad()
-def root_mean_square(model: nn.Module) -> float:
-    """Of all trainable weights."""
-    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = sum(float(weight.double().square().sum()) for weight in weights)
-    return math.sqrt(total / max(1, sum(weight.numel() for weight in weights)))
 
 
 class Best(_Watcher):
