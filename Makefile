@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS ?= dev,federated,llm
+EXTRAS ?= dev,docs,federated,llm
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench docs clean
 .DELETE_ON_ERROR:
 
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
@@ -32,5 +32,9 @@ check: $(DEV)
 bench: $(VENV)/.ready-dev+federated+llm+bench
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Documentation: site/index.html (for its search: python3 -m http.server --directory site)"
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) build site src/*.egg-info
