@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from sordina.cli.main import app
@@ -62,3 +64,42 @@ def test_reporting_needs_no_torch(run):
         f"writing.write(reading.report([{str(run)!r}]), {str(run)!r}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def call(*words):
+    said = CliRunner().invoke(app, [str(word) for word in words])
+    assert said.exit_code == 0, said.output
+    return said.stdout
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A trained and audited run and a federation, as the commands leave them, and the facts of their report."""
+    folder = tmp_path_factory.mktemp("real")
+    trained, federated = folder / "trained", folder / "federated"
+    call("train", "digits", "--epochs", 1, "--batch-size", 256, "--seed", 0, "--out", trained, "--json")
+    call("audit", "membership", trained, "--attacks", "loss,noisy", "--rows", 100, "--seed", 0, "--json")
+    call("federate", "synthetic", "--rounds", 2, "--radius", "public:1", "--seed", 0, "--out", federated, "--json")
+    return json.loads(call("report", trained, federated, "--json"))
+
+
+@pytest.mark.slow
+def test_a_real_audit_is_in_the_report(real):
+    audited = real["runs"][0]
+    assert [attack["name"] for attack in audited["attacks"]] == ["loss", "noisy"]
+    assert audited["claim"]["epsilon"] == pytest.approx(3, rel=0.01)
+    assert all(attack["measured"] < 3 and not attack["refuted"] for attack in audited["attacks"])
+
+
+@pytest.mark.slow
+def test_both_kinds_of_runs_state_their_versions(real):
+    for one in real["runs"]:
+        assert {"sordina", "torch", "python"} <= dict(one["versions"]).keys()
+
+
+@pytest.mark.slow
+def test_the_commands_in_a_report_are_commands(real):
+    for one in real["runs"]:
+        name, *words = shlex.split(one["command"].removeprefix("sordina "))
+        context = typer.main.get_command(app).commands[name].make_context(name, words)
+        assert context.params["seed"] == 0

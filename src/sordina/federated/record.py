@@ -14,6 +14,7 @@ from torch import Tensor
 from sordina.errors import InvalidInput
 from sordina.federated.recipe import Finished
 from sordina.federated.run import Seen
+from sordina.training.run import versions
 
 _SMALL = 32
 """Models of at most so many parameters are told in full."""
@@ -110,6 +111,7 @@ def privacy_report(finished: Finished) -> dict[str, Any]:
         "rounds": len(finished.result.history),
         "details": statement.details or {},
         "validation": "Held-out clients' losses are read in the clear; no guarantee covers those clients.",
+        "versions": versions(),
     }
     if not finished.releasable:
         report["note"] = "The noise came from a seed: whoever knows the seed can subtract it. Not for release."

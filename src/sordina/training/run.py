@@ -78,11 +78,7 @@ class Run:
             "event": to_dict(self.plan.event(self.steps)),
             "releasable": self.releasable,
             "caveats": self.caveats,
-            "versions": {
-                "sordina": sordina.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
         }
 
     @property
@@ -110,3 +106,8 @@ class Run:
         facts = json.dumps(self.privacy(), indent=2) + "\n"
         atomically(folder / "privacy.json", lambda path: path.write_text(facts))
         return folder
+
+
+def versions() -> dict[str, str]:
+    """Of what a run depends on."""
+    return {"sordina": sordina.__version__, "torch": torch.__version__, "python": platform.python_version()}
