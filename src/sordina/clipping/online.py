@@ -99,11 +99,11 @@ class Online:
         """The clipped sum, the sum of unit vectors of clipped samples (eq. 3.11), and their centred count."""
         norms = scalars.norms
         clipped = norms > state.C
-        unit = torch.where(clipped & norms.isfinite(), 1 / norms, torch.zeros_like(norms))
+        unit = torch.where(clipped, norms.reciprocal(), 0.0)
         vectors = (VectorQuery(shrink(norms, state.C)), VectorQuery(unit))
         if self.rails is None:
             return vectors
-        return (*vectors, ScalarQuery(torch.where(clipped, 0.5, -0.5).to(norms)))
+        return (*vectors, ScalarQuery(clipped.to(norms).sub_(0.5)))
 
     def bounds(self, state: OnlineState, adjacency: Adjacency) -> tuple[float, ...]:
         """C, 1 and 1/2, or twice that."""
@@ -116,8 +116,8 @@ class Online:
         return side_query(noise_multiplier, self.inflation, shares)
 
     def adapt(self, state: OnlineState, released: Released) -> OnlineState:
-        """Eq. 3.20 on running means, or back to the rails."""
-        gradient, derivative = released.mean(0), released.mean(1)
+        """Eq. 3.20 on running means of the sums (their sign does not depend on the divisor), or back to the rails."""
+        gradient, derivative = released.answers[:2]
         push = self.rails.push(float(released.mean(2)) + 0.5) if self.rails else 0.0
         if state.derivative is None or state.gradient is None:
             return OnlineState(state.C, state.step + 1, gradient, derivative)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from sordina.seam import Query, Released, Scalars
@@ -57,11 +56,11 @@ class Policy(Protocol[State]):
 def shrink(norms: Tensor, threshold: float) -> Tensor:
     """``min(1, C / |g|)``, and 0 where the norm is not finite.
 
+    >>> import torch
     >>> shrink(torch.tensor([0.0, 1.0, 4.0, float("inf")]), 2.0)
     tensor([1.0000, 1.0000, 0.5000, 0.0000])
     """
-    factor = (threshold / norms).clamp(max=1.0)
-    return torch.where(norms.isfinite(), factor, torch.zeros_like(factor))
+    return (threshold / norms).clamp_(max=1.0).nan_to_num_(0.0)
 
 
 def ball(radius: float, adjacency: Adjacency) -> float:

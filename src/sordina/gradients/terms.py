@@ -181,23 +181,24 @@ def cross_outer(one: Outer, two: Outer) -> Tensor:
 
 def sum_outer(left: Tensor, right: Tensor, weights: Weights, out: Tensor) -> None:
     """``out[q] = sum_i w_qi left_i^T right_i``, with as few multiplications as the weights allow."""
-    r, c = left.shape[-1], right.shape[-1]
-    if weights.single:
-        factor = weights.rows.t() if left.dim() == 2 else weights.rows.t()[:, None]
-        torch.mm((left * factor).reshape(-1, r).t(), right.reshape(-1, c), out=out.view(r, c))
-    elif _worth_arranging(left, right) and (split := weights.split) is not None:
-        right, factor = split.arranged(right), split.scale.view(-1, *[1] * (left.dim() - 1))
-        left = split.arranged(left) * factor
+    split = weights.split if weights.mostly_two else None
+    if split is not None and (split.order is None or _worth_arranging(left, right)):
+        left, right = split.arranged(left), split.arranged(right)
         for part, target in zip(split.parts(), (out[1], out[0]), strict=True):
-            torch.mm(left[part].reshape(-1, r).t(), right[part].reshape(-1, c), out=target.view(r, c))
+            _scaled_product(left[part], right[part], split.scale[part], target)
         out[0].add_(out[1], alpha=split.ratio)
-    elif right.numel() < IN_CACHE:
-        for row, target in zip(weights.rows, out, strict=True):
-            sum_outer(left, right, Weights(row[None]), target[None])
     else:
-        shape = (-1, *[1] * (left.dim() - 1))
-        stacked = torch.cat([left * row.view(shape) for row in weights.rows], -1).view(-1, len(out) * r)
-        out.copy_((stacked.t() @ right.reshape(-1, c)).view(len(out), -1))
+        for query, target in zip(weights.queries, out, strict=True):
+            _scaled_product(query.chosen(left), query.chosen(right), query.scale, target)
+
+
+def _scaled_product(left: Tensor, right: Tensor, scale: Tensor, out: Tensor) -> None:
+    r, c = left.shape[-1], right.shape[-1]
+    if left.dim() == 2:
+        torch.mm((left * scale[:, None]).t(), right, out=out.view(r, c))
+    else:
+        scaled = left * scale[:, None, None]
+        torch.mm(scaled.reshape(-1, r).t(), right.reshape(-1, c), out=out.view(r, c))
 
 
 def _worth_arranging(left: Tensor, right: Tensor) -> bool:
