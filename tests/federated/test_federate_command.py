@@ -128,14 +128,30 @@ def test_groups_are_reported_and_drawn(capsys, monkeypatch, tmp_path):
         (["synthetic", "--strategy", "fedavg", "--privacy", "record"], "fedsgd"),
         (["synthetic", "--strategy", "fedavg", "--privacy", "central", "--epsilon", "inf"], "finite epsilon"),
         (["synthetic", "--strategy", "fedavg", "--privacy", "central", "--clipping", "scissors"], "clipping"),
+        (["synthetic", "--rounds", "0"], "rounds must be at least 1"),
+        (["synthetic", "--batch", "0"], "batch must be at least 1"),
+        (["synthetic", "--window", "0"], "window must be at least 1"),
+        (["synthetic", "--clients-per-round", "0"], "clients per round must be at least 1"),
+        (["synthetic", "--clients-per-round", "101"], "must lie in [1, 100]"),
+        (["synthetic", "--local-rate", "0"], "local rate"),
+        (["synthetic", "--server-rate", "nan"], "server rate"),
+        (["synthetic", "--seed", "-1"], "seed"),
+        (["synthetic", "--out", "/dev/null/run"], "choose another --out"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, message):
-    code, out, err = call(capsys, monkeypatch, *arguments, "--seed", "0")
+    code, out, err = call(capsys, monkeypatch, *([] if "--seed" in arguments else ["--seed", "0"]), *arguments)
     assert code == 2
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert out == ""
+
+
+def test_a_limit_below_one_participation_is_refused(capsys, monkeypatch):
+    code, out, err = call(capsys, monkeypatch, "synthetic", "--noise", "5", "--leakage-limit", "0.3", "--seed", "0")
+    assert (code, out) == (3, "")
+    assert "one participation leaks 0.4" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_without_json_a_person_reads_the_guarantee(capsys, monkeypatch):
