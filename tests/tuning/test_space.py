@@ -78,6 +78,7 @@ def test_spanning_keeps_what_is_no_range():
     [
         lambda: Grid({"a": ()}),
         lambda: Grid({"a": "abc"}),
+        lambda: Grid({"a": (1.0, Fixed(1.0))}),
         lambda: Random({}, runs=0),
         lambda: Random({"a": []}, runs=1),
         lambda: Between(0.0, 1.0),

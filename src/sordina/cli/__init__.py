@@ -1,1 +1,1 @@
-"""To come."""
+"""The command line: one file per command, which parses, calls one function of a room, and prints."""

@@ -44,7 +44,7 @@ def tune(
 ) -> None:
     """Search for good settings; epsilon is spent by the whole search, the choice of the best included.
 
-    Example: `sordina tune mnist --strategy online --granularity 5 --epsilon 3 --seeds 1 --out runs/tune`
+    Example: `sordina tune digits --strategy online --granularity 5 --epsilon 3 --batch-size 128 --out runs/tune`
     """
     from sordina.accounting.ledger import Ledger
     from sordina.tuning.compare import Plan, compare

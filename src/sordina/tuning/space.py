@@ -64,6 +64,11 @@ class Grid:
         for name, values in self.axes.items():
             if isinstance(values, str) or not len(values):
                 raise InvalidInput(f"axis {name!r} of a grid needs a list of values, got {values!r}.")
+            if other := [value for value in values if not isinstance(value, str | bool | int | float | None)]:
+                raise InvalidInput(
+                    f"axis {name!r} holds a {type(other[0]).__name__}; a configuration is written to disk, so it is "
+                    "made of numbers and text. Give a function as strategy= that makes a trainer's fields of them."
+                )
 
     @property
     def runs(self) -> int:
