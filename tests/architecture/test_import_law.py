@@ -24,6 +24,7 @@ SAME_FLOOR_ALLOWED = {
     ("sampling", "accounting"),
     ("mechanisms", "accounting"),
     ("federated", "fairness"),
+    ("auditing", "federated"),
 }
 
 

@@ -8,6 +8,7 @@ from sordina.auditing.canaries import CanaryTrial, likelihood
 from sordina.auditing.faults import FAULTS, fault
 from sordina.auditing.library import audit_one_run, audit_runs, audit_training, blind_split
 from sordina.auditing.one_run import OneRun
+from sordina.auditing.studies.soundness import soundness_study
 from sordina.clipping import Automatic, Fixed, Online, Quantile
 from sordina.errors import InvalidInput
 from sordina.sampling import FixedSize, Poisson
@@ -15,7 +16,6 @@ from sordina.training import make_plan
 from sordina.types import Budget
 
 CONFIDENCE = 0.95
-RUNS = 200
 
 
 def plan(epsilon=4.0, rate=1.0, steps=1, delta=1e-5):
@@ -40,16 +40,11 @@ def test_without_a_fault_nothing_is_refuted(shape):
 
 
 def test_two_hundred_audited_runs_keep_their_claims_as_often_as_the_confidence_says():
-    """Half of the runs sample, half do not; both bounds of each run are counted."""
-    rng = np.random.default_rng(3)
-    above = {}
-    for run in range(RUNS):
-        shape = plan(epsilon=4.0) if run % 2 else plan(epsilon=3.0, rate=0.2, steps=4)
-        found = audit_one_run(CanaryTrial(shape, canaries=300), rng, confidence=CONFIDENCE)
-        for bound in found.bounds:
-            above[bound.method] = above.get(bound.method, 0) + (bound.epsilon > found.claim.epsilon)
-    most = int(binom.ppf(0.999, RUNS, 1 - CONFIDENCE))
-    assert all(count <= most for count in above.values()), above
+    found = soundness_study(200, canaries=300, confidence=CONFIDENCE, seed=3)
+    assert {tally.audits for tally in found.tallies} == {200}
+    assert len(found.tallies) == 2
+    assert found.sound, found
+    assert all(tally.share > 0.05 for tally in found.tallies)
 
 
 @pytest.mark.parametrize("shape", [plan(epsilon=4.0), plan(epsilon=8.0, rate=0.25, steps=6)], ids=["full", "sampled"])

@@ -33,7 +33,7 @@ from sordina.types import Adjacency, Guarantee, check_delta
 
 ATTACKS = ("loss", "noisy", "shadow", "lira-online", "lira-offline", "attack-model")
 """The names that `audit` knows; all but the first two train shadow models."""
-_SHADOWED: dict[str, Callable[[Shadows], Attack]] = {
+SHADOWED: dict[str, Callable[[Shadows], Attack]] = {
     "shadow": ShadowDifference,
     "lira-online": LiRA,
     "lira-offline": lambda shadows: LiRA(shadows, online=False),
@@ -72,7 +72,7 @@ def audit(
     results = []
     for attack in attacks:
         start = time.perf_counter()
-        if isinstance(attack, str) and attack in _SHADOWED:
+        if isinstance(attack, str) and attack in SHADOWED:
             trained = trained or _train_shadows(target, rows.samples, recipe, shadows, rng, progress)
         ready = _ready(attack, target, rows, trained, rng)
         tuned, reported = rows.separate(ready, target)
@@ -122,8 +122,8 @@ def _ready(
     if isinstance(attack, str):
         if attack == "loss":
             return Loss()
-        if attack in _SHADOWED and shadows is not None:
-            return _SHADOWED[attack](shadows)
+        if attack in SHADOWED and shadows is not None:
+            return SHADOWED[attack](shadows)
         if attack != "noisy":
             raise InvalidInput(f"no attack is called {attack!r}. Choose one of {', '.join(ATTACKS)}.")
         attack = NoisyNeighbours(rng)

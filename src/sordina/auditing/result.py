@@ -60,7 +60,7 @@ class AttackResult:
         """The finding in a sentence."""
         shown = f"epsilon >= {self.bound.epsilon:.3g} at delta {self.bound.delta:.3g}, confidence {self.confidence:.0%}"
         if self.claim is None:
-            return f"{self.name}: {shown}; nothing was claimed."
+            return f"{self.name}: {shown}; no epsilon was claimed."
         if math.isinf(self.claim.epsilon):
             return f"{self.name}: {shown}; the model claims no privacy."
         if self.exceeds_claim:

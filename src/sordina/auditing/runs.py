@@ -1,4 +1,4 @@
-"""Audit a run of `sordina train` by its folder alone, and leave what was found beside it."""
+"""Audit a run of `sordina train` or `sordina federate` by its folder alone, and leave what was found beside it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from sordina.auditing import figures
-from sordina.auditing.audit import audit
+from sordina.auditing.audit import SHADOWED, audit
 from sordina.auditing.membership.recipe import Progress, Recipe, silent
-from sordina.auditing.membership.samples import Samples, as_samples
+from sordina.auditing.membership.samples import as_samples
 from sordina.auditing.result import Audit
 from sordina.auditing.studies.reconstruction import ReconstructionStudy
+from sordina.auditing.subject import Subject
 from sordina.errors import InvalidInput
 from sordina.training.recipe import open_run
 from sordina.types import Adjacency, Guarantee, Unit
@@ -31,27 +32,40 @@ def audit_run(
     seed: int | None = None,
     progress: Progress = silent,
 ) -> Audit:
-    """Attack the model of a run: its training rows are the members, the test rows are not.
+    """Attack the model of a run: what it was trained on against the rest of the training file, or the test set.
 
-    At most ``rows`` of each are looked at. Shadow models train without privacy on these rows, for as many epochs and
-    with the same batches as the run.
+    At most ``rows`` of each are looked at. Shadow models train without privacy on as many rows as there are members
+    here, for as many epochs and with the same batches as the run.
     """
-    made, data, model, privacy = open_run(folder)
     if rows < 10:
         raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
     rng = np.random.default_rng(seed)
-    members, others = (_some(as_samples(part), rows, rng) for part in (data.train, data.test))
+    subject = open_subject(Path(folder))
+    members = min(rows, len(subject.members))
+    calibrated = any(name in SHADOWED for name in attacks)
+    subject = subject.some(members, members if calibrated else rows, rng)
+    return audit(
+        subject.model, subject.members, subject.others, attacks,
+        claim=subject.claim, delta=subject.delta, confidence=confidence, recipe=subject.recipe, shadows=shadows,
+        seed=None if seed is None else seed + 1, progress=progress,
+    )  # fmt: skip
+
+
+def open_subject(folder: Path) -> Subject:
+    """A run of ``sordina train`` or ``sordina federate``, by its folder alone."""
+    if (folder / "models.npz").exists():
+        from sordina.auditing.federation import open_federated
+
+        return open_federated(folder)
+    made, data, model, privacy = open_run(folder)
     recipe = Recipe(
         epochs=max(1, round(made.epochs)),
-        batch_size=min(made.batch_size, len(members)),
+        batch_size=min(made.batch_size, len(data.train)),
         learning_rate=made.lr or 1e-3,
         optimizer="sgd" if made.lr else "adam",
     )
-    return audit(
-        model, members, others, attacks,
-        claim=claim_of(privacy), delta=made.delta, confidence=confidence, recipe=recipe, shadows=shadows,
-        seed=None if seed is None else seed + 1, progress=progress,
-    )  # fmt: skip
+    members, others = as_samples(data.train), as_samples(made.left_out())
+    return Subject(model, members, others, claim_of(privacy), made.delta, recipe)
 
 
 def claim_of(privacy: dict[str, Any]) -> Guarantee:
@@ -63,10 +77,6 @@ def claim_of(privacy: dict[str, Any]) -> Guarantee:
         Adjacency(privacy["adjacency"]),
         Unit(privacy["unit"]),
     )
-
-
-def _some(samples: Samples, rows: int, rng: np.random.Generator) -> Samples:
-    return samples.take(rng.permutation(len(samples))[:rows])
 
 
 def write_audit(found: Audit, folder: str | Path, facts: dict[str, Any] | None = None) -> Path:

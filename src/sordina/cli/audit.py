@@ -92,6 +92,33 @@ def canaries(
 
 
 @app.command()
+def soundness(
+    audits: Annotated[int, typer.Option(help="Private runs to train and audit.")] = 200,
+    canaries: Annotated[int, typer.Option(help="Canaries in each, in by a coin.")] = 1000,
+    confidence: Confidence = 0.95,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Audit the audits: over many private runs, a lower bound may pass a true claim as often as its confidence says.
+
+    Example: `sordina audit soundness --audits 200 --seed 0`
+    """
+    from sordina.auditing.studies.soundness import soundness_study
+
+    with _bar("audits", shown=not as_json) as tick:
+        study = soundness_study(audits, canaries=canaries, confidence=confidence, seed=seed, progress=tick)
+    if as_json:
+        typer.echo(json.dumps(study.to_dict()))
+    else:
+        for tally in study.tallies:
+            typer.echo(
+                f"{tally.above} of {tally.audits} bounds above the claim, at most {tally.allowed} are ordinary at "
+                f"confidence {confidence:.0%}; on average {tally.share:.0%} of it: {tally.method}"
+            )
+    _stop_if(not study.sound)
+
+
+@app.command()
 def inversion(
     dataset: Annotated[str, typer.Argument(help="Square images: digits, mnist, fashion-mnist.")] = "mnist",
     attack: Annotated[str, typer.Option(help="dlg or inverting-gradients.")] = "dlg",

@@ -23,6 +23,12 @@ def train(
     sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None,
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Train on so many rows, drawn at random; the others are left for an audit.")
+    ] = None,
+    random_labels: Annotated[
+        float, typer.Option(help="Share of rows under a random label: canaries that an audit can look for.")
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Folder for model, metrics and guarantee.")] = None,
     ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
     dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
@@ -38,7 +44,7 @@ def train(
 
     recipe = recipes.Recipe(
         dataset, model, activation, epsilon, delta, clipping, threshold,
-        batch_size, epochs, lr, sampling, microbatch, seed,
+        batch_size, epochs, lr, sampling, microbatch, seed, rows, random_labels,
     )  # fmt: skip
     run = recipes.train(
         recipe,

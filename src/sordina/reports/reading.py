@@ -202,7 +202,7 @@ def _command(kind: str, recipe: dict[str, Any]) -> str | None:
         return None
     words = ["sordina", kind, str(recipe[subject])]
     for name, value in recipe.items():
-        if name not in (subject, "options") and value is not None:
+        if name not in (subject, "options", "data_seed") and value is not None:
             words += [f"--{name.replace('_', '-')}", f"{value}"]
     return shlex.join(words)
 

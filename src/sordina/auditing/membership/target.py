@@ -70,8 +70,7 @@ class Classifier:
         if self.embedding is None:
             if not samples.inputs.is_floating_point():
                 raise Unsupported("noise needs real inputs: name the embedding layer whose output gets it.")
-            noise = _noise(samples.inputs, sigma, rng)
-            return self.losses(Samples(samples.inputs + noise, samples.labels))
+            return self.losses(Samples(samples.inputs + noise(samples.inputs, sigma, rng), samples.labels))
         with _noise_after(named(self.model, self.embedding), sigma, rng):
             return self.losses(samples)
 
@@ -97,7 +96,7 @@ class Regressor:
 
     def noisy_losses(self, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
         """Squared error of noisy neighbours, against the sample's own target."""
-        return self.losses(Samples(samples.inputs + _noise(samples.inputs, sigma, rng), samples.labels))
+        return self.losses(Samples(samples.inputs + noise(samples.inputs, sigma, rng), samples.labels))
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,8 @@ def _labels(samples: Samples) -> Tensor:
     return samples.labels
 
 
-def _noise(like: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
+def noise(like: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
+    """``N(0, sigma^2 I)`` in the shape of ``like``."""
     seed = int(rng.integers(2**63 - 1))
     return sigma * torch.randn(like.shape, dtype=like.dtype, generator=torch.Generator().manual_seed(seed))
 
@@ -219,7 +219,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _noise_after(layer: nn.Module, sigma: float, rng: np.random.Generator) -> Iterator[None]:
-    handle = layer.register_forward_hook(lambda _, __, output: output + _noise(output, sigma, rng))
+    handle = layer.register_forward_hook(lambda _, __, output: output + noise(output, sigma, rng))
     try:
         yield
     finally:

@@ -1,0 +1,109 @@
+"""A federated run as an audit sees it: was a client, or a record, part of the training?
+
+What is attacked is the unit that the run's guarantee speaks of. A client's loss is that of the model that fits it best,
+as in use. Where fewer than ten clients were held out, rows are attacked instead: a guarantee for whole clients is one
+for each of their rows too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordina import randomness
+from sordina.auditing.membership.samples import Samples
+from sordina.auditing.membership.target import noise
+from sordina.auditing.scores import FloatArray
+from sordina.auditing.subject import Subject
+from sordina.errors import InvalidInput, Unsupported
+from sordina.federated.clients.hypotheses import losses
+from sordina.federated.objective import Objective
+from sordina.federated.population import Population
+from sordina.federated.recipe import Recipe
+from sordina.types import Adjacency, Guarantee, Unit
+
+_FEWEST = 10
+_ADJACENCY = {"local": Adjacency.REPLACE_ONE, "record": Adjacency.ADD_REMOVE, "none": Adjacency.ADD_REMOVE}
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A `Target` whose samples are numbers of clients in ``population``, members first."""
+
+    objective: Objective
+    models: torch.Tensor
+    population: Population
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Shadow models of a federation would be federations."""
+        raise Unsupported("a federated run is attacked without shadow models: use loss, noisy or both.")
+
+    def losses(self, samples: Samples) -> FloatArray:
+        """The loss of each client under the model that fits it best."""
+        return self._losses(self.population, samples)
+
+    def confidences(self, samples: Samples) -> FloatArray:
+        """Minus the loss."""
+        return -self.losses(samples)
+
+    def noisy_losses(self, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
+        """Losses with noise on every input."""
+        x = self.population.x + noise(self.population.x, sigma, rng)
+        return self._losses(Population(x, self.population.y, self.population.sizes), samples)
+
+    def _losses(self, population: Population, samples: Samples) -> FloatArray:
+        cohort = population.cohort(samples.inputs.numpy())
+        best = losses(self.objective, self.models, cohort).nan_to_num(torch.inf).min(dim=1).values
+        values: FloatArray = best.double().numpy()
+        return values
+
+
+def open_federated(folder: Path) -> Subject:
+    """The run that ``sordina federate --out`` left in ``folder``."""
+    try:
+        recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
+        privacy = json.loads((folder / "privacy.json").read_text())
+        models = torch.from_numpy(np.load(folder / "models.npz")["models"])
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        raise InvalidInput(f"{folder} is not the folder of a finished `sordina federate` run: {error}.") from error
+    if recipe.seed is None and recipe.data_seed is None:
+        raise InvalidInput(f"{folder} does not say which clients took part: run `sordina federate` again.")
+    problem = recipe.problem(randomness.generator(recipe.seed))
+    train, held_out = problem.train, problem.held_out
+    if privacy["unit"] == Unit.RECORD.value or len(held_out) < _FEWEST:
+        train, held_out = _rows(train), _rows(held_out)
+    everybody = Population(
+        torch.cat([train.x, held_out.x]),
+        torch.cat([train.y, held_out.y]),
+        np.concatenate([train.sizes, held_out.sizes]),
+    )
+    numbers = torch.arange(len(everybody))
+    return Subject(
+        Clients(problem.objective, models, everybody),
+        Samples(numbers[: len(train)]),
+        Samples(numbers[len(train) :]),
+        _claim(privacy),
+        privacy["delta"] or recipe.delta,
+    )
+
+
+def _rows(population: Population) -> Population:
+    """Every row a client of its own."""
+    return Population(population.x, population.y, np.ones(len(population.x), dtype=np.int64))
+
+
+def _claim(privacy: dict[str, Any]) -> Guarantee | None:
+    """What ``privacy.json`` states; metric privacy claims no epsilon of this kind."""
+    placement = privacy["placement"]
+    if placement == "metric":
+        return None
+    adjacency = _ADJACENCY.get(placement) or Adjacency(privacy["details"]["adjacency"])
+    epsilon = math.inf if privacy["epsilon"] is None else float(privacy["epsilon"])
+    return Guarantee(epsilon, float(privacy["delta"] or 0.0), adjacency, Unit(privacy["unit"]))
