@@ -40,22 +40,47 @@ class InProcess:
 
     def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
         """Let those work whose account allows it; seal and add up what they computed."""
+        total = Parcel()
+        answered: list[NDArray[np.int64]] = []
+        for kept, outcome, aside in self._outcomes(side, call, clients):
+            total += aside
+            if len(kept):
+                total += replace(side.placement.seal(outcome, call.privacy, rng), answered=len(kept))
+                answered.append(kept)
+        return _in_draw_order(total, clients, answered)
+
+    def apart(
+        self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[dict[int, Parcel], Parcel]:
+        """The same work, but every client's own parcel, as on a network, and the counts of those that send none."""
+        parcels: dict[int, Parcel] = {}
+        total = Parcel()
+        for kept, outcome, aside in self._outcomes(side, call, clients):
+            total += aside
+            for row, client in enumerate(clients[kept]):
+                single = outcome.keep(torch.tensor([row]))
+                parcels[int(client)] = replace(side.placement.seal(single, call.privacy, rng), answered=1)
+        return parcels, total
+
+    def _outcomes(
+        self, side: ClientSide, call: Call, clients: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], Outcome, Parcel]]:
+        """Chunk by chunk: the places of clients that will release, already charged, what they computed, and counts."""
         cost = side.placement.cost(side.work.width(call.sent))
         willing = [place for place, client in enumerate(clients) if self.accounts[client].allows(cost)]
-        total = Parcel(withheld=len(clients) - len(willing))
-        answered: list[NDArray[np.int64]] = []
+        aside = Parcel(withheld=len(clients) - len(willing))
         for places in self._chunks(clients, np.array(willing, dtype=np.int64)):
             outcome = self._work(side, call, clients[places])
             finite = outcome.vectors.sum(dim=1).isfinite()
             kept = places[finite.numpy()]
             if len(kept) < len(places):
                 outcome = outcome.keep(finite)
-                total += Parcel(rejected=len(places) - len(kept))
-            if len(kept):
-                self._charge(clients[kept], cost)
-                total += replace(side.placement.seal(outcome, call.privacy, rng), answered=len(kept))
-                answered.append(kept)
-        return _in_draw_order(total, clients, answered)
+                aside += Parcel(rejected=len(places) - len(kept))
+            self._charge(clients[kept], cost)
+            yield kept, outcome, aside
+            aside = Parcel()
+        if not willing:
+            yield np.zeros(0, dtype=np.int64), Outcome(torch.zeros(0, 0), torch.zeros(0)), aside
 
     def _chunks(self, clients: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         by_size = places[np.argsort(-self.population.sizes[clients[places]], kind="stable")]

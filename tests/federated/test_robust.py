@@ -1,0 +1,158 @@
+"""Robust means: their definitions, what they survive, and where they are refused."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sordina.clipping import Fixed
+from sordina.errors import InvalidInput, Unsupported
+from sordina.federated import losses, methods
+from sordina.federated.aggregation import NAMES, Krum, Median, TrimmedMean, named
+from sordina.federated.clients.training import LocalTraining
+from sordina.federated.clients.work import LocalSteps
+from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.engines.stormy import Stormy
+from sordina.federated.guard import Guard
+from sordina.federated.objective import of_module
+from sordina.federated.population import Population
+from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.local import Local
+from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.placement import UNIFORM
+from sordina.federated.run import Method, federate
+from sordina.federated.selection import InTurn, Sampled
+from sordina.federated.strategies.mean import AddMean
+from sordina.federated.weather import Weather
+from sordina.sampling import FixedSize, Poisson
+from sordina.training.plan import make_plan
+from sordina.types import Budget, Unit
+
+ROBUST = [Median(), TrimmedMean(0.2), Krum(0.2)]
+
+
+def vectors(count=11, size=6, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((count, size)))
+
+
+def test_median_and_trimmed_mean_are_numpys_and_scipys():
+    from scipy.stats import trim_mean
+
+    for count in (1, 2, 5, 10, 11):
+        rows = vectors(count)
+        assert np.allclose(Median().combine(rows), np.median(rows, axis=0))
+    rows = vectors(10)
+    assert np.allclose(TrimmedMean(0.2).combine(rows), trim_mean(rows, 0.2, axis=0))
+    assert torch.allclose(TrimmedMean(0.0).combine(rows), rows.mean(dim=0))
+
+
+def test_krum_is_its_definition():
+    rows = vectors(9)
+    hostile = 2
+    scores = []
+    for i in range(9):
+        squares = sorted(float((rows[i] - rows[j]).square().sum()) for j in range(9) if j != i)
+        scores.append(sum(squares[: 9 - hostile - 2]))
+    assert torch.equal(Krum(0.2).combine(rows), rows[int(np.argmin(scores))])
+
+
+@pytest.mark.parametrize("robust", ROBUST, ids=lambda one: type(one).__name__)
+def test_one_client_in_five_can_do_little_and_no_order_matters(robust):
+    honest = vectors(8) * 0.1 + 1
+    hostile = torch.full((2, 6), 1e30, dtype=torch.float64)
+    hostile[1] *= -3
+    rows = torch.cat([honest, hostile])
+    combined = robust.combine(rows)
+    assert (combined - 1).abs().max() < 0.5
+    shuffled = rows[torch.from_numpy(np.random.default_rng(1).permutation(10))]
+    assert torch.allclose(robust.combine(shuffled), combined)
+
+
+@pytest.mark.parametrize("robust", ROBUST, ids=lambda one: type(one).__name__)
+def test_few_clients_and_equal_ones(robust):
+    for count in (1, 2, 3):
+        rows = torch.ones(count, 4)
+        assert torch.equal(robust.combine(rows), torch.ones(4))
+
+
+def federation():
+    rng = np.random.default_rng(0)
+    shards = []
+    for _ in range(20):
+        x = torch.from_numpy(rng.standard_normal((12, 3)))
+        shards.append((x, x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)))
+    return Population.of(shards), of_module(nn.Linear(3, 1, bias=False).double(), losses.mse)
+
+
+def go(aggregator, placement, selection, engine, objective):
+    method = Method(AddMean(), LocalTraining(objective, LocalSteps(0.1, 4)), placement, selection, aggregator)
+    start = torch.zeros(1, 3, dtype=torch.float64)
+    return federate(method, engine, start, clients=20, rounds=40, rng=np.random.default_rng(0)).models[0]
+
+
+class Reverse:
+    """Clients that pull the other way, three times as hard: no guard can tell, as every number is plausible."""
+
+    def __init__(self, inner, hostile):
+        self.inner, self.hostile = inner, hostile
+        self.accounts = inner.accounts
+
+    def map_reduce(self, side, call, clients, rng):
+        parcel = self.inner.map_reduce(side, call, clients, rng)
+        sign = torch.tensor([-3.0 if one in self.hostile else 1.0 for one in parcel.senders])
+        rows = parcel.vectors * sign[:, None]
+        from dataclasses import replace
+
+        return replace(parcel, vectors=rows, sums=(rows.sum(dim=0), parcel.sums[1]))
+
+
+def test_a_robust_mean_survives_what_the_mean_does_not():
+    population, objective = federation()
+    truth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    errors = {}
+    for name in NAMES:
+        engine = Reverse(InProcess(population), hostile=(1, 4, 8, 13, 17))
+        placement, everyone = Nothing(UNIFORM, gather=True), Sampled(FixedSize(20, 20))
+        errors[name] = float((go(named(name, 0.25), placement, everyone, engine, objective) - truth).norm())
+    assert errors["mean"] > 1.5
+    assert max(errors[name] for name in NAMES if name != "mean") < 0.1
+
+
+def test_robust_means_work_on_what_clients_sanitised():
+    population, objective = federation()
+    local = Local(1.0, 0.02, 1e-5, 40)
+    engine = Stormy(InProcess(population), Weather(dropout=0.3, hostile={0: "huge"}), Guard(times=1e40))
+    model = go(Median(), local, InTurn(10), engine, objective)
+    assert (model - torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)).norm() < 0.3
+
+
+@pytest.mark.parametrize("robust", ROBUST, ids=lambda one: type(one).__name__)
+def test_central_privacy_refuses_robust_means(robust):
+    _, objective = federation()
+    plan = make_plan(Budget(3.0, 1e-5), Poisson(10, 20), 5, unit=Unit.USER)
+    work = LocalTraining(objective, LocalSteps(0.1, 4))
+    with pytest.raises(Unsupported, match="calibrated"):
+        Method(AddMean(), work, Central(plan, Fixed(1.0)), Sampled(plan.sampler), robust)
+
+
+def test_strategies_that_sort_clients_refuse_robust_means():
+    _, objective = federation()
+    options = methods.Options(LocalSteps(0.1, 4), models=2, clients=20)
+    everyone, gathered = Sampled(FixedSize(20, 20)), Nothing(UNIFORM, gather=True)
+    for name in ("ifca", "fedem", "metric-pfl", "graph-regularised", "sub-fedavg"):
+        strategy, work = methods.named(name, objective, options)
+        with pytest.raises(Unsupported, match="models of their own"):
+            Method(strategy, work, gathered, everyone, Median())
+    for name in ("fedsgd", "fedavg", "fedprox", "scaffold", "feddyn", "fsvrg", "per-fedavg", "mean-regularised"):
+        strategy, work = methods.named(name, objective, options)
+        Method(strategy, work, gathered, everyone, Median())
+
+
+def test_names_and_shares():
+    assert named("mean") is None
+    with pytest.raises(InvalidInput, match="unknown aggregation"):
+        named("mode")
+    with pytest.raises(InvalidInput, match="share"):
+        TrimmedMean(0.5)
+    with pytest.raises(InvalidInput, match="share"):
+        Krum(-0.1)

@@ -1,0 +1,301 @@
+"""Hostile weather: the round goes on, the bad ones are named, accounts stay right, and the model is hardly worse."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sordina.clipping import Fixed, Quantile, Sector
+from sordina.errors import InvalidInput
+from sordina.federated import losses
+from sordina.federated.clients.hypotheses import BestModel
+from sordina.federated.clients.training import LocalTraining
+from sordina.federated.clients.work import LocalSteps
+from sordina.federated.engines.engine import Call, ClientSide
+from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.engines.stormy import Stormy
+from sordina.federated.guard import Guard, Letter
+from sordina.federated.objective import of_module
+from sordina.federated.order import Order
+from sordina.federated.population import Population
+from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.local import Local
+from sordina.federated.privacy.metric import Metric, PublicRadius
+from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.run import Method, federate
+from sordina.federated.selection import InTurn, Sampled
+from sordina.federated.strategies.mean import AddMean
+from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.validation import Validation
+from sordina.federated.weather import KINDS, Weather, hostile_of
+from sordina.sampling import FixedSize, Poisson
+from sordina.training.plan import make_plan
+from sordina.types import Budget, Unit
+
+CLIENTS = 30
+STORM = Weather(dropout=0.3, hostile={3: "nan", 7: "huge", 11: "replay"})
+
+
+def people(seed=0, clients=CLIENTS):
+    """Two classes apart along one direction."""
+    rng = np.random.default_rng(seed)
+    shards = []
+    for _ in range(clients):
+        size = int(rng.integers(5, 25))
+        y = rng.integers(2, size=size)
+        x = rng.standard_normal((size, 4)) + np.outer(2 * y - 1, [0.8, -0.6, 0.4, 0.0])
+        shards.append((torch.from_numpy(x).float(), torch.from_numpy(y)))
+    return Population.of(shards)
+
+
+def objective():
+    return of_module(nn.Linear(4, 2), losses.cross_entropy)
+
+
+STEPS = LocalSteps(0.1, 5)
+
+
+def placements():
+    poisson, fixed = Poisson(15, CLIENTS), FixedSize(15, CLIENTS)
+    budget = Budget(8.0, 1e-5)
+    plans = [make_plan(budget, sampler, 20, unit=Unit.USER) for sampler in (poisson, fixed)]
+    return {
+        "none": (Nothing(), Sampled(fixed)),
+        "central": (Central(plans[0], Fixed(0.5)), Sampled(poisson)),
+        "quantile": (Central(plans[0], Quantile(0.5)), Sampled(poisson)),
+        "sector": (Central(plans[1], Sector(0.5, 0.01, 0.7)), Sampled(fixed)),
+        "local": (Local(0.5, 0.05, 1e-5, 20), InTurn(15)),
+        "metric": (Metric(0.4, PublicRadius(0.1)), InTurn(15)),
+    }
+
+
+def go(engine, placement, selection, rounds=20, **options):
+    method = Method(AddMean(), LocalTraining(objective(), STEPS), placement, selection)
+    start = torch.zeros(1, 10)
+    rng = np.random.default_rng(4)
+    return federate(method, engine, start, clients=CLIENTS, rounds=rounds, rng=rng, **options)
+
+
+def reasons(result):
+    return {(one.sender, one.reason) for each in result.history for one in each.refused}
+
+
+@pytest.mark.parametrize("name", placements())
+def test_a_storm_is_weathered_and_the_hostile_are_named(name):
+    placement, selection = placements()[name]
+    engine = Stormy(InProcess(people()), STORM)
+    result = go(engine, placement, selection)
+    assert torch.isfinite(result.models).all()
+    assert result.models.norm() < 20
+    named = reasons(result)
+    assert {sender for sender, _ in named} == {3, 7, 11}
+    assert (3, "not finite") in named
+    assert any(sender == 7 and "larger" in reason for sender, reason in named)
+    assert (11, "a replay of an earlier update") in named
+    dropped = sum(one.dropped for one in result.history)
+    assert 0.2 < dropped / (15 * len(result.history)) < 0.4
+
+
+def test_the_storm_costs_less_than_two_points_of_accuracy():
+    validation = Validation(objective(), people(1, clients=60), classes=True)
+    poisson = Poisson(15, CLIENTS)
+    loose = make_plan(Budget(500.0, 1e-5), poisson, 20, unit=Unit.USER)
+    choices = {name: placements()[name] for name in ("none", "metric")}
+    choices["central"] = (Central(loose, Fixed(0.5)), Sampled(poisson))
+    for name, (placement, selection) in choices.items():
+        calm = go(InProcess(people()), placement, selection, validation=validation)
+        storm = go(Stormy(InProcess(people()), STORM), placement, selection, validation=validation)
+        last = [run.history[-1].score.accuracy for run in (calm, storm)]
+        assert last[0] > 0.8, (name, last)
+        assert last[1] > last[0] - 0.02, (name, last)
+
+
+def test_who_released_is_charged_even_if_refused_and_who_dropped_out_is_not():
+    engine = Stormy(InProcess(people()), Weather(dropout=0.3, late=0.2, hostile={3: "nan", 7: "huge"}))
+    placement, selection = placements()["metric"]
+    result = go(engine, placement, selection)
+    expected = [0] * CLIENTS
+    for number in range(20):
+        drawn = selection.draw(number, CLIENTS, np.random.default_rng(0))
+        silent, _ = engine.weather.draw(number, len(drawn))
+        for client in drawn[~silent]:
+            expected[client] += 1
+    assert [account.participations for account in engine.accounts] == expected
+    each = Fraction(25)
+    assert [account.spent for account in engine.accounts] == [count * each for count in expected]
+    assert result.leakage.tolist() == [float(count * each) for count in expected]
+    answered = sum(one.answered for one in result.history)
+    refused_now = sum(not one.reason.startswith("late") for each in result.history for one in each.refused)
+    lost = sum(one.dropped for one in result.history)
+    assert answered + refused_now + lost == 20 * 15
+
+
+def test_limits_hold_in_any_weather():
+    engine = Stormy(InProcess(people(), limit=Fraction(75)), Weather(dropout=0.3, late=0.2))
+    placement, selection = placements()["metric"]
+    result = go(engine, placement, selection, rounds=40)
+    assert max(account.spent for account in engine.accounts) == Fraction(75)
+    assert any(one.withheld for one in result.history)
+
+
+def test_central_privacy_divides_by_the_expected_clients_and_spends_the_same_in_any_weather():
+    """Refused and absent are zero updates: the released mean is the sum of those let in over the public number."""
+    placement, selection = placements()["central"]
+    calm = go(InProcess(people()), placement, selection, rounds=5)
+    storm = go(Stormy(InProcess(people()), STORM), placement, selection, rounds=5)
+    assert calm.statement.epsilon == storm.statement.epsilon
+
+    quiet = Central(make_plan(Budget(1e4, 1e-5), Poisson(15, CLIENTS), 1, unit=Unit.USER), Fixed(0.5))
+    side = ClientSide(LocalTraining(objective(), STEPS), quiet)
+    call = Call({"model": torch.zeros(10)}, quiet.start(10), Order(0, 0))
+    asked = np.arange(12)
+    engine = Stormy(InProcess(people()), STORM)
+    parcel = engine.map_reduce(side, call, asked, np.random.default_rng(0))
+    silent, _ = STORM.draw(0, 12)
+    good = [client for client in asked[~silent] if client not in (3, 7)]
+    assert parcel.answered == len(good) < 12
+    alone, _ = InProcess(people()).apart(side, call, np.array(good), np.random.default_rng(0))
+    total = sum(one.sums[0] for one in alone.values())
+    assert torch.allclose(parcel.sums[0], total, atol=1e-6)
+    release, _ = quiet.open(parcel, call.privacy, np.random.default_rng(0))
+    noise = 0.5 * quiet.plan.noise_multiplier / 15
+    assert (release.mean - total / 15).norm() < 8 * noise * 10**0.5
+
+
+def test_under_replace_one_a_silent_client_is_a_zero_update():
+    placement, _ = placements()["sector"]
+    side = ClientSide(LocalTraining(objective(), STEPS), placement)
+    state = placement.start(10)
+    call = Call({"model": torch.zeros(10)}, state, Order(0, 0))
+    engine = Stormy(InProcess(people()), Weather(hostile={0: "nan"}))
+    parcel = engine.map_reduce(side, call, np.arange(15), np.random.default_rng(0))
+    assert (parcel.answered, [one.sender for one in parcel.refused]) == (14, [0])
+    filled = parcel + placement._missing(parcel, state, np.random.default_rng(0))
+    alone, _ = InProcess(people()).apart(side, call, np.arange(1, 15), np.random.default_rng(0))
+    assert torch.allclose(filled.sums[0], sum(one.sums[0] for one in alone.values()), atol=1e-6)
+
+
+def letters(guard, side, call, ids):
+    parcels, _ = InProcess(people()).apart(side, call, ids, np.random.default_rng(0))
+    return [Letter(client, guard.token(call.order.round, client), parcel) for client, parcel in parcels.items()]
+
+
+def outdoors(number=4):
+    side = ClientSide(LocalTraining(objective(), STEPS), Nothing(gather=True))
+    return Guard(), side, Call({"model": torch.zeros(10)}, None, Order(0, number))
+
+
+def test_the_guard_knows_its_passes():
+    guard, side, call = outdoors()
+    asked = np.array([5, 2, 9])
+    one, two, three = letters(guard, side, call, asked)
+    forged = Letter(two.sender, one.token, two.parcel)
+    random = Letter(three.sender, b"x" * 32, three.parcel)
+    stale = Letter(one.sender, guard.token(2, one.sender), one.parcel)
+    unasked = Letter(20, guard.token(4, 20), one.parcel)
+    stranger = Letter(10**6, b"", one.parcel)
+    parcel = guard.sift([forged, random, stale, unasked, stranger, one, one], side, call, asked)
+    assert parcel.answered == 1
+    assert parcel.senders == (one.sender,)
+    assert [(r.sender, r.reason.split(":")[0]) for r in parcel.refused] == [
+        (two.sender, "impostor"),
+        (three.sender, "impostor"),
+        (one.sender, "late"),
+        (20, "was not asked this round"),
+        (10**6, "impostor"),
+        (one.sender, "duplicate"),
+    ]
+    assert Guard().token(4, 5) != guard.token(4, 5)
+
+
+def test_a_forged_letter_does_not_keep_the_honest_one_out():
+    guard, side, call = outdoors()
+    asked = np.array([5, 2, 9])
+    honest = letters(guard, side, call, asked)
+    forged = Letter(honest[0].sender, b"?" * 32, honest[1].parcel)
+    parcel = guard.sift([forged, *honest], side, call, asked)
+    assert parcel.answered == 3
+    assert parcel.senders == (5, 2, 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["none", "central", "metric"])
+def test_every_kind_of_hostility_is_named_and_the_others_count(kind, name):
+    placement, _ = placements()[name]
+    work = LocalTraining(objective(), STEPS)
+    side, engine = ClientSide(work, placement), Stormy(InProcess(people()), Weather(hostile={6: kind}))
+    for number in range(2):
+        call = Call({"model": torch.full((10,), 0.1 * number)}, placement.start(10), Order(0, number))
+        parcel = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(number))
+    assert len(parcel.refused) == 1
+    refused = parcel.refused[0]
+    assert refused.sender == (0 if kind == "impostor" else 6)
+    assert parcel.answered == (10 if kind in ("duplicate", "impostor") else 9)
+    word = {"nan": "finite", "huge": "larger", "duplicate": "duplicate", "malformed": "malformed"}
+    assert word.get(kind, kind) in refused.reason
+
+
+def test_a_client_that_just_passes_its_bound_is_refused_and_an_honest_one_never_is():
+    placement, _ = placements()["central"]
+    side = ClientSide(LocalTraining(objective(), LocalSteps(5.0, 5)), placement)
+    call = Call({"model": torch.zeros(10)}, placement.start(10), Order(0, 0))
+    guard = Guard()
+    honest = letters(guard, side, call, np.arange(CLIENTS))
+    assert max(float(one.parcel.sums[0].norm()) for one in honest) == pytest.approx(0.5, rel=1e-4)
+    assert guard.sift(honest, side, call, np.arange(CLIENTS)).answered == CLIENTS
+    from dataclasses import replace
+
+    over = [replace(one, parcel=replace(one.parcel, sums=(one.parcel.sums[0] * 1.1,))) for one in honest]
+    assert Guard(key=guard.key).sift(over, side, call, np.arange(CLIENTS)).answered == sum(
+        1.1 * float(one.parcel.sums[0].norm()) <= 0.5005 for one in honest
+    )
+
+
+def test_stragglers_are_read_one_round_late_and_turned_away():
+    engine = Stormy(InProcess(people()), Weather(late=0.5, seed=2))
+    placement, selection = placements()["none"]
+    result = go(engine, placement, selection, rounds=6)
+    late = [one for each in result.history for one in each.refused]
+    assert late
+    assert {one.reason.split(":")[0] for one in late} == {"late"}
+    for before, after in zip(result.history, result.history[1:], strict=False):
+        assert len(after.refused) == before.dropped
+
+
+def test_metric_pfl_weathers_it_too():
+    rng = np.random.default_rng(0)
+    law = torch.tensor([[5.0, 6.0], [4.0, -4.5]])
+    shards = []
+    for client in range(CLIENTS):
+        x = torch.from_numpy(rng.standard_normal((12, 2))).float()
+        shards.append((x, (x @ law[client % 2])[:, None]))
+    population = Population.of(shards)
+    work = BestModel(of_module(nn.Linear(2, 1, bias=False), losses.mse), LocalSteps(0.1, 12))
+    method = Method(MetricPfl(), work, Metric(0.5), InTurn(15))
+    engine = Stormy(InProcess(population), STORM)
+    start = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    result = federate(method, engine, start, clients=CLIENTS, rounds=40, rng=np.random.default_rng(0))
+    assert torch.cdist(law, result.models).min(dim=1).values.max() < 1.0
+    assert {sender for sender, _ in reasons(result)} == {3, 7, 11}
+
+
+def test_calm_weather_changes_nothing():
+    placement, selection = placements()["none"]
+    outside = go(Stormy(InProcess(people()), Weather()), placement, selection, rounds=5)
+    inside = go(InProcess(people()), placement, selection, rounds=5)
+    assert torch.allclose(outside.models, inside.models, atol=1e-5)
+    assert Weather().calm
+    assert not STORM.calm
+    assert [one.sent for one in outside.history] == [15 * 40] * 5
+    assert [one.received for one in outside.history] == [one.received for one in inside.history] == [15 * 44] * 5
+
+
+def test_weather_that_cannot_be_is_refused():
+    with pytest.raises(InvalidInput, match="dropout"):
+        Weather(dropout=1.0)
+    with pytest.raises(InvalidInput, match="choose one"):
+        Weather(hostile={1: "rude"})
+    with pytest.raises(InvalidInput, match="KIND:CLIENT"):
+        hostile_of("nan=3")
