@@ -35,7 +35,7 @@ def language(job: Job) -> Findings:
         "Empirical epsilons are lower confidence bounds, not ratios of point estimates (errata 6).",
     ]
     pictures = ["figure-4.2.png", "figure-4.3.png", "figure-4.4.png"]
-    return Findings("WikiText-2", values, (), [*remarks, *_smoke(job)], pictures)
+    return Findings("WikiText-2", values, (), [*remarks, *job.caveats], pictures)
 
 
 def reconstruction(job: Job) -> Findings:
@@ -52,7 +52,7 @@ def reconstruction(job: Job) -> Findings:
     captions = [[f"{quality.psnr:.1f} dB" for quality in one.qualities] for one in study.defences]
     figures.reconstruction_figure(study.originals, rows, job.folder / "figure-2.5.png", captions)
     remarks = ["The thesis shows full reconstruction at nu = 1e-3, partial up to 1e-1, and failure from nu = 1."]
-    return Findings(given["dataset"], values, (), [*remarks, *_smoke(job)], ["figure-2.5.png"])
+    return Findings(given["dataset"], values, (), [*remarks, *job.caveats], ["figure-2.5.png"])
 
 
 def attack_003(job: Job) -> Findings:
@@ -63,7 +63,7 @@ def attack_003(job: Job) -> Findings:
     if study.private is not None:
         values += _areas("private", study.private)
     remarks = ["003's attack model did not learn, because its target hardly overfitted; ours attacks one that has."]
-    return Findings("Adult, balanced rows", values, (), [*remarks, *_smoke(job)])
+    return Findings("Adult, balanced rows", values, (), [*remarks, *job.caveats])
 
 
 def _areas(model: str, trained: Trained) -> list[Value]:
@@ -72,7 +72,3 @@ def _areas(model: str, trained: Trained) -> list[Value]:
         Value({"model": model, "attack": result.name, "quantity": "AUC"}, result.auc.value, note=note)
         for result in trained.audit.results
     ]
-
-
-def _smoke(job: Job) -> list[str]:
-    return ["Smoke: shows that everything runs; these numbers mean nothing."] if job.scale == "smoke" else []

@@ -143,28 +143,3 @@ def accuracy(model: nn.Module, samples: Samples) -> float:
     assert samples.labels is not None
     predicted = Classifier(model).logits(samples).argmax(dim=1)
     return float((predicted == samples.labels.to(predicted)).double().mean())
-
-
-def shadow_gain(
-    models_count: int = 16, *, rows: int = 300, epochs: int = 20, hidden: int = 128, seed: int = 0
-) -> dict[str, float]:
-    """Seconds to train the same shadow models one after the other and as one batched computation, interleaved."""
-    import time
-
-    from sordina.auditing.membership.shadows import make_shadows
-
-    samples = as_samples(datasets.load("digits").train).take(np.arange(2 * rows))
-    recipe = Recipe(epochs=epochs, batch_size=32, learning_rate=2e-3)
-    spent = {"loop": 0.0, "together": 0.0}
-
-    def build(index: int) -> nn.Module:
-        return models.build("mlp", seed=index, inputs=64, hidden=hidden, classes=10)
-
-    for _ in range(2):
-        for name in spent:
-            start = time.perf_counter()
-            make_shadows(
-                build, samples, recipe, randomness.seeded(seed), count=models_count, together=name == "together"
-            )
-            spent[name] += time.perf_counter() - start
-    return {**spent, "gain": spent["loop"] / spent["together"], "threads": float(torch.get_num_threads())}
