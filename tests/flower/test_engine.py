@@ -1,5 +1,6 @@
 """The Flower engine without a network: it equals the engine in process, and lets nothing out that it should not."""
 
+import functools
 import importlib.util
 import sys
 from fractions import Fraction
@@ -64,6 +65,7 @@ def plan(rounds=5, clients=4):
     return make_plan(Budget(5.0, 1e-5), Poisson(clients, CLIENTS), rounds, unit=Unit.USER)
 
 
+@functools.cache
 def methods():
     f = objective()
     uniform = Sampled(FixedSize(4, CLIENTS))
@@ -120,11 +122,11 @@ def test_sanitised_vectors_follow_the_same_law_on_both_engines(tmp_path):
     for engine_of in engines.values():
         pairs = [
             (first_vectors(method, engine_of(seed), seed), first_vectors(quiet, InProcess(people()), seed))
-            for seed in range(40)
+            for seed in range(25)
         ]
         lengths = torch.cat([(noised - clear).norm(dim=1) for noised, clear in pairs])
-        assert len(lengths) == 160
-        assert abs(float(lengths.mean()) - 5.0 * 1.0) < 5 * float(lengths.std()) / 160**0.5
+        assert len(lengths) == 100
+        assert abs(float(lengths.mean()) - 5.0 * 1.0) < 5 * float(lengths.std()) / 100**0.5
 
 
 def test_accounts_are_written_at_home_and_no_limit_is_passed(tmp_path):
@@ -162,8 +164,7 @@ def test_an_older_instruction_is_not_followed(tmp_path):
     before = double.Home(tmp_path / "1").account(method.placement).spent
     assert len(mine) > 1
     packed = arrays(engine.grid.deliver(mine[0]))
-    assert packed["/withheld:i"] == 1
-    assert "/vectors:t" not in packed
+    assert set(packed) == {"withheld"}
     assert double.Home(tmp_path / "1").account(method.placement).spent == before
 
 
@@ -180,15 +181,15 @@ def test_a_spend_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
     instruction = double.instruction_for(method, engine)
     reply = engine.grid.deliver(instruction)
     assert spent == [Fraction(2, 5)]
-    assert arrays(reply)["/rejected:i"] == 1, "and what went wrong is not told to the server"
-    assert set(reply.content) == {"parcel"}
+    assert set(arrays(reply)) == {"rejected"}, "and what went wrong is not told to the server"
+    assert set(reply.content) == {"letter"}
     monkeypatch.undo()
     engine.grid.deliver(instruction)
     assert double.Home(tmp_path / "0").account(method.placement).spent == Fraction(4, 5), "a second draw is paid for"
 
 
 def arrays(message):
-    return {key: array.numpy() for key, array in message.content["parcel"].items()}
+    return {key: array.numpy() for key, array in message.content["letter"].items()}
 
 
 @pytest.mark.parametrize("name", ["metric", "central", "local"])
@@ -200,16 +201,14 @@ def test_what_leaves_a_client_is_as_long_as_the_method_says_and_tells_nothing_el
     clear = raw_vectors(method)
     for _, reply in engine.grid.replies:
         packed = arrays(reply)
-        numbers = packed["/sums/0:t"] if name == "central" else packed["/vectors:t"][0]
-        counts = {key for key in packed if key[-1] in "i#"}
-        assert set(packed) - counts == ({"/sums/0:t"} if name == "central" else {"/vectors:t"})
-        assert all(int(packed[key]) in (0, 1) for key in counts), "no sample count, no choice of hypothesis"
+        assert set(packed) == ({"sum-0"} if name == "central" else {"vectors"}), "no sample count, no hypothesis chosen"
+        numbers = packed["sum-0"] if name == "central" else packed["vectors"][0]
         assert numbers.shape == (2,)
         if name == "central":
             assert np.linalg.norm(numbers) <= 0.5 + 1e-9, "clipped in the client's process"
         else:
             assert min(np.linalg.norm(numbers - one) for one in clear) > 1e-6, "sanitised in the client's process"
-    sizes = {sum(len(array.data) for array in reply.content["parcel"].values()) for _, reply in engine.grid.replies}
+    sizes = {sum(len(array.data) for array in reply.content["letter"].values()) for _, reply in engine.grid.replies}
     assert len(sizes) == 1, "every message has the same length"
 
 
@@ -228,10 +227,10 @@ def raw_vectors(method):
 
 
 def tampered(reply, **changes):
-    record = ArrayRecord(dict(reply.content["parcel"].items()))
+    record = ArrayRecord(dict(reply.content["letter"].items()))
     for key, value in changes.items():
-        record[key.replace("__", "/") + ":t"] = Array(value)
-    return reply_with(reply, RecordDict({"parcel": record}))
+        record[key] = Array(value)
+    return reply_with(reply, RecordDict({"letter": record}))
 
 
 def reply_with(reply, content):
@@ -240,13 +239,17 @@ def reply_with(reply, content):
 
 
 WEATHER = {
-    "not finite": lambda reply: tampered(reply, __vectors=np.array([[np.nan, 0.0]])),
-    "too long": lambda reply: tampered(reply, __vectors=np.zeros((1, 3))),
-    "several": lambda reply: tampered(reply, __vectors=np.zeros((5, 2))),
-    "another kind of number": lambda reply: tampered(reply, __vectors=np.zeros((1, 2), np.float32)),
-    "text": lambda reply: tampered(reply, __vectors=np.array([["a", "b"]])),
+    "not finite": lambda reply: tampered(reply, vectors=np.array([[np.nan, 0.0]])),
+    "too long": lambda reply: tampered(reply, vectors=np.zeros((1, 3))),
+    "several": lambda reply: tampered(reply, vectors=np.zeros((5, 2))),
+    "another kind of number": lambda reply: tampered(reply, vectors=np.zeros((1, 2), np.float32)),
+    "huge": lambda reply: tampered(reply, vectors=np.full((1, 2), 1e30)),
+    "text": lambda reply: tampered(reply, vectors=np.array([["a", "b"]])),
     "one record too many": lambda reply: reply_with(
         reply, RecordDict({**reply.content, "more": ConfigRecord({"samples": 3})})
+    ),
+    "another name": lambda reply: reply_with(
+        reply, RecordDict({"letter": ArrayRecord({"samples": Array(np.ones(1))})})
     ),
     "empty": lambda reply: reply_with(reply, RecordDict()),
 }
@@ -261,8 +264,8 @@ def test_a_bad_reply_is_left_out_and_named_and_the_round_goes_on(name, tmp_path,
     assert len(result.history) == 4
     assert torch.isfinite(result.models).all()
     asked = sum(message.metadata.dst_node_id == 102 for message in engine.grid.instructions)
-    assert asked == sum(one.rejected for one in result.history) > 0
-    assert sum(one.answered + one.rejected for one in result.history) == 16
+    assert asked == sum(len(one.refused) for one in result.history) > 0
+    assert sum(one.answered + len(one.refused) for one in result.history) == 16
     assert "client 2 is left out" in caplog.text
 
 
@@ -314,4 +317,4 @@ def test_a_message_is_not_of_our_making(tmp_path):
         read(RecordDict({"order": ConfigRecord({"seed": 1})}))
     message = Message(RecordDict({"order": ConfigRecord({"seed": 1})}), 100, "train")
     engine = on_flower(methods()["metric"], tmp_path)
-    assert arrays(engine.grid.deliver(message))["/rejected:i"] == 1
+    assert set(arrays(engine.grid.deliver(message))) == {"rejected"}

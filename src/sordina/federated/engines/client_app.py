@@ -8,10 +8,10 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from sordina.federated.engines.letters import written
 from sordina.federated.engines.participation import Desk, answer
 from sordina.federated.engines.records import Instruction, read, reply
 from sordina.federated.messages import Parcel
-from sordina.federated.wire import pack
 
 LOG = logging.getLogger("sordina.federated")
 
@@ -30,11 +30,11 @@ def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
             desk = desk_of(instruction, context)
             size = desk.side.work.width(instruction.sent)
             call = instruction.call(desk.side.placement.start(size))
-            packed = answer(desk, call, context.run_id, instruction.client)
+            letter = answer(desk, call, context.run_id, instruction.client)
         except Exception:
             LOG.exception("this client could not answer; nothing left it.")
-            packed = pack(Parcel(rejected=1))
-        return Message(reply(packed), reply_to=message)
+            letter = written(Parcel(rejected=1))
+        return Message(reply(letter), reply_to=message)
 
     app.train()(train)
     return app

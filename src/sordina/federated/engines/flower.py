@@ -1,8 +1,8 @@
 """The engine on Flower: the clients of a round are Flower's nodes, reached through its Grid.
 
 The server's half of a run stays in the ServerApp: strategy, public state, and under central privacy the noise. What
-comes back from a node is checked before it is used: one reply per node that was asked, of the expected shape, finite.
-Whoever fails is named in the log and left out, and the round goes on.
+comes back is looked at before it counts: Flower delivers one reply per node that was asked, and `federated.guard`
+judges what is in it. Whoever is turned away is named in the log, and the round goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
-import torch
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -23,7 +22,8 @@ from numpy.typing import NDArray
 from sordina.errors import DataNotFound, InvalidInput
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.engines.records import instruct, parcel_in, weight
-from sordina.federated.messages import Outcome, Parcel, Refusal
+from sordina.federated.guard import Guard
+from sordina.federated.messages import Parcel, Refusal
 from sordina.federated.privacy.account import ClientAccount
 
 LOG = logging.getLogger("sordina.federated")
@@ -58,6 +58,7 @@ class Flower:
     deadline: float | None = None
     side_number: Callable[[ClientSide], int] = lambda side: 0
     """Which number clients know a client half by: always 0, unless an app has several."""
+    guard: Guard = field(default_factory=Guard)
     look_up: Callable[[ClientSide, int], ClientAccount] | None = None
     """A simulation may read a client's own account; a server never can."""
     accounts: list[ClientAccount] = field(init=False)
@@ -90,24 +91,24 @@ class Flower:
         """Ask the nodes in the drawn clients' seats and add up what may be used, in the order of the draw."""
         started = time.monotonic()
         self._seat(set())
-        size = side.work.width(call.sent)
-        model = _blank(side, call, size)
         number = self.side_number(side)
         contents = {int(client): instruct(call, int(client), number) for client in clients}
         asked, absent = self._ask(contents, call.order.round)
-        parcels: dict[int, Parcel] = {}
+        arrived: dict[int, Parcel] = {}
         received = 0
         for client, message in self._replies(asked):
             received += weight(message.content) if message.has_content() else 0
             if not (message.has_error() and message.error.code in _GONE):
-                parcels[client] = _judge(client, message, model)
-        silent = {client for client in asked.values() if client not in parcels}
-        self._note(side, set(asked.values()), parcels, size)
+                arrived[client] = _opened(client, message)
+        silent = set(asked.values()) - set(arrived)
+        self._note(side, set(asked.values()), arrived, side.work.width(call.sent))
         self._seat(silent)
         sent = sum(weight(contents[client]) for client in asked.values())
         self.traffic.append(Traffic(sent, received, time.monotonic() - started))
-        answers = [parcels[int(client)] for client in clients if int(client) in parcels]
-        total = sum(answers, Parcel(dropped=len(clients) - len(answers)))
+        there = [(int(client), arrived[int(client)]) for client in clients if int(client) in arrived]
+        total = self.guard.judge([(client, parcel) for client, parcel in there if _numbers(parcel)], side, call)
+        aside = [parcel for _, parcel in there if not _numbers(parcel)]
+        total = replace(sum(aside, total), dropped=len(clients) - len(there))
         self._tell(call.order.round, silent | absent, total)
         return total
 
@@ -176,40 +177,21 @@ class Flower:
             LOG.warning("round %d: client %d is left out: %s", number, refusal.sender, refusal.reason)
 
 
-def _blank(side: ClientSide, call: Call, size: int) -> Parcel:
-    """What an honest reply looks like: the parcel of a client whose vector is zero."""
-    dtype = next(iter(call.sent.values())).dtype
-    zero = Outcome(torch.zeros(1, size, dtype=dtype), torch.ones(1), record_bound=1.0)
-    return side.placement.seal(zero, call.privacy, np.random.default_rng(0))
-
-
-def _judge(client: int, message: Message, model: Parcel) -> Parcel:
-    """The part of a reply that may be used: its numbers, but never the counts it claims."""
+def _opened(client: int, message: Message) -> Parcel:
+    """The numbers in a reply, to be judged; or that the client withholds, or failed, or makes no sense."""
     try:
         if message.has_error():
-            raise InvalidInput(f"Flower reports error {message.error.code} at this client.")
+            raise InvalidInput(f"Flower reports error {message.error.code} at this client")
         parcel = parcel_in(message.content)
-        if parcel.withheld:
-            return Parcel(withheld=1)
-        if parcel.rejected:
-            raise InvalidInput("it says that it could not compute an update; its own log says why.")
-        _compare(parcel, model)
     except InvalidInput as error:
-        return Parcel(rejected=1, refused=(Refusal(client, str(error)),))
-    senders = () if parcel.vectors is None else (client,)
-    return Parcel(parcel.sums, parcel.vectors, answered=1, senders=senders)
+        return Parcel(refused=(Refusal(client, str(error)),))
+    if parcel.withheld:
+        return Parcel(withheld=1)
+    if parcel.rejected:
+        return Parcel(rejected=1, refused=(Refusal(client, "it could not compute a finite update; see its own log"),))
+    return Parcel(parcel.sums, parcel.vectors)
 
 
-def _compare(parcel: Parcel, model: Parcel) -> None:
-    """Refuse numbers of another shape or kind, or that are not finite."""
-    if _form(parcel) != _form(model):
-        raise InvalidInput(f"its reply has the form {_form(parcel)}, not {_form(model)}.")
-    numbers = [*parcel.sums, *([] if parcel.vectors is None else [parcel.vectors])]
-    if not all(bool(one.isfinite().all()) for one in numbers):
-        raise InvalidInput("some numbers in its reply are not finite.")
-
-
-def _form(parcel: Parcel) -> str:
-    sums = [f"{one.dtype}{list(one.shape)}" for one in parcel.sums]
-    rows = "none" if parcel.vectors is None else f"{parcel.vectors.dtype}{list(parcel.vectors.shape)}"
-    return f"sums [{', '.join(sums)}], vectors {rows}".replace("torch.", "")
+def _numbers(parcel: Parcel) -> bool:
+    """Whether there is something to judge."""
+    return not (parcel.withheld or parcel.rejected or parcel.refused)

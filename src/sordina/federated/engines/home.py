@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput, Unsupported
+from sordina.federated.compression import Compressed
 from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.privacy.metric import Metric
 from sordina.federated.privacy.placement import Placement
@@ -30,7 +31,7 @@ _STATE, _REPLY, _ROUND = "state", "reply", "round"
 
 @dataclass(frozen=True)
 class Memory:
-    """What a client remembers of a run: the last round it answered, its reply (packed), its state after it."""
+    """What a client remembers of a run: the last round it answered, its reply, its state after it."""
 
     round: int = -1
     reply: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -106,6 +107,8 @@ def unit_of(placement: Placement) -> str:
     >>> unit_of(Metric(5.0, PublicRadius(0.5))), unit_of(Metric(2.0))
     ('metric-public-0.5', 'metric-update')
     """
+    if isinstance(placement, Compressed):
+        return unit_of(placement.placement)
     name = type(placement).__name__.lower()
     if isinstance(placement, Metric):
         return f"{name}-{str(placement.radius).split()[0].replace(':', '-')}"

@@ -15,10 +15,10 @@ from torch import Tensor
 from sordina import randomness
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.engines.home import Home, Memory
+from sordina.federated.engines.letters import written
 from sordina.federated.messages import Parcel
 from sordina.federated.order import Order
 from sordina.federated.population import Population
-from sordina.federated.wire import pack
 
 _NOISE = 0x5EA1
 """Sets the stream of a seeded client's noise apart from every other use of the seed."""
@@ -46,7 +46,7 @@ def alone(x: Tensor, y: Tensor, number: int) -> Population:
 
 
 def answer(desk: Desk, call: Call, run: int, number: int) -> Mapping[str, NDArray[Any]]:
-    """What client ``number`` sends back, packed.
+    """What client ``number`` writes back.
 
     A round that was answered already gets the same answer again, without a charge; an older one gets none.
     """
@@ -57,7 +57,7 @@ def answer(desk: Desk, call: Call, run: int, number: int) -> Mapping[str, NDArra
         account = desk.home.account(desk.side.placement, desk.limit)
         cost = desk.side.placement.cost(desk.side.work.width(call.sent))
         if call.order.round < memory.round or not account.allows(cost):
-            return pack(Parcel(withheld=1))
+            return written(Parcel(withheld=1))
         before = _state(desk.side, memory, desk.people.x.dtype)
         ids = np.array([number])
         outcome, fresh = desk.side.work.run(call.sent, desk.people.cohort(ids), before, call.order)
@@ -67,7 +67,7 @@ def answer(desk: Desk, call: Call, run: int, number: int) -> Mapping[str, NDArra
             noise = _noise(desk.seed, call.order, number)
             parcel = replace(desk.side.placement.seal(outcome, call.privacy, noise), answered=1)
         after = {name: value if bool(value.isfinite().all()) else before[name] for name, value in fresh.items()}
-        reply = pack(parcel)
+        reply = written(parcel)
         kept = {name: value.numpy() for name, value in after.items()}
         desk.home.remember(run, Memory(call.order.round, reply, kept))
         return reply

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.federated.engines.engine import Call
+from sordina.federated.engines.letters import parcel_of
 from sordina.federated.messages import Parcel
 from sordina.federated.order import Order
 from sordina.federated.wire import pack, unpack
 
-_SENT, _PRIVACY, _ORDER, _PARCEL = "sent", "privacy", "order", "parcel"
+_SENT, _PRIVACY, _ORDER, _LETTER = "sent", "privacy", "order", "letter"
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,20 @@ def read(content: RecordDict) -> Instruction:
     return Instruction(tensors, privacy, Order(seed, number), client, side)
 
 
-def reply(packed: Mapping[str, NDArray[Any]]) -> RecordDict:
-    """A client's message: a packed parcel and nothing else."""
-    return RecordDict({_PARCEL: _arrays(packed)})
+def reply(letter: Mapping[str, NDArray[Any]]) -> RecordDict:
+    """A client's message: its letter and nothing else."""
+    return RecordDict({_LETTER: _arrays(letter)})
 
 
 def parcel_in(content: RecordDict) -> Parcel:
     """The parcel in a client's message; anything else in it, or anything amiss, is refused."""
-    if set(content) != {_PARCEL} or _PARCEL not in content.array_records:
-        raise InvalidInput(f"a reply holds one record of arrays, this one {sorted(map(str, content))}.")
+    if set(content) != {_LETTER} or _LETTER not in content.array_records:
+        raise InvalidInput(f"malformed: a reply holds one letter, this one {sorted(map(str, content))}")
     try:
-        parcel = unpack(_plain(content.array_records[_PARCEL]), Parcel())
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"arrays that cannot be read ({type(error).__name__}).") from error
-    if not isinstance(parcel, Parcel):
-        raise InvalidInput("a reply that is no parcel.")
-    return parcel
+        arrays = _plain(content.array_records[_LETTER])
+    except (KeyError, TypeError, ValueError, EOFError) as error:
+        raise InvalidInput(f"malformed: arrays that cannot be read ({type(error).__name__})") from error
+    return parcel_of(arrays)
 
 
 def weight(content: RecordDict) -> int:

@@ -1,0 +1,57 @@
+"""`sordina flower`: Sordina's runs as apps of Flower."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Sordina's runs as apps of Flower.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Sordina's runs as apps of Flower."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="New folder for the app.")],
+    strategy: Annotated[str, typer.Option(help="As in `sordina federate`.")] = "metric-pfl",
+    hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca and metric-pfl.")] = 2,
+    privacy: Annotated[str | None, typer.Option(help="none, metric, central or local.")] = None,
+    noise: Annotated[float, typer.Option(help="Noise multiplier nu of metric privacy.")] = 5.0,
+    radius: Annotated[str, typer.Option(help="'update' (heuristic) or 'public:R' (sound).")] = "update",
+    leakage_limit: Annotated[float | None, typer.Option(help="No client leaks more than this.")] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget epsilon of central and local privacy.")] = 3.0,
+    delta: Annotated[float, typer.Option(help="Budget delta of central and local privacy.")] = 1e-5,
+    clipping: Annotated[str, typer.Option(help="Clipping policy of central privacy.")] = "fixed",
+    threshold: Annotated[float, typer.Option(help="Clipping threshold, or the first one.")] = 1.0,
+    clients: Annotated[int, typer.Option(help="How many clients there are: one SuperNode each.")] = 3,
+    clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round (expected, if central).")] = None,
+    rounds: Annotated[int, typer.Option(help="At most so many rounds.")] = 20,
+    local_rate: Annotated[float, typer.Option(help="Step size at the client.")] = 0.1,
+    batch: Annotated[int, typer.Option(help="Batch size at the client.")] = 32,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without the silent.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write a Flower app: pyproject, server and client app, and the hook where a client's data come in.
+
+    Example: `sordina flower init hospitals --strategy fedavg --privacy central --epsilon 3 --clients 40 --rounds 50`
+    """
+    from sordina.federated.recipe import Recipe
+    from sordina.federated.scaffold import write
+
+    recipe = Recipe(
+        "own", strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
+        clients_per_round, local_rate, batch,
+    )  # fmt: skip
+    files = write(folder, recipe, clients=clients, deadline=deadline)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "files": files, "run": f"flwr run {folder}"}))
+        return
+    for file in files:
+        typer.echo(folder / file)
+    typer.echo(f"Make task.py your own, then see {folder / 'README.md'} for how to deploy it.")

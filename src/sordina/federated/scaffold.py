@@ -1,0 +1,163 @@
+"""Writes a ready Flower app around Sordina: everything but the data and the model, which are the team's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sordina.errors import InvalidInput
+from sordina.federated import losses
+from sordina.federated.objective import of_module
+from sordina.federated.recipe import Recipe, assemble
+
+_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "Federated learning with Sordina on Flower"
+license = "Apache-2.0"
+dependencies = ["sordina[federated]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "sordina"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# Both halves of the run are built from these values; change them here or with `flwr run --run-config`.
+[tool.flwr.app.config]
+{config}
+"""
+
+_SERVER = '''\
+"""The server's half: strategy and public state. It sees released values only."""
+
+from {package} import task
+from sordina.federated.engines.deployment import server_app
+
+app = server_app(task)
+'''
+
+_CLIENT = '''\
+"""The client's half: rows, local training, clipping or sanitising, and the client's account stay in its process."""
+
+from {package} import task
+from sordina.federated.engines.deployment import client_app
+
+app = client_app(task)
+'''
+
+_TASK = '''\
+"""What is learnt, and where a client's rows are: the file to make your own."""
+
+import numpy as np
+import torch
+from torch import nn
+
+LOSS = "mse"
+"""mse or cross-entropy."""
+
+
+def model():
+    """The model all clients train, untrained."""
+    return nn.Linear(2, 1)
+
+
+def train_data(context):
+    """This client's rows. Runs on the SuperNode, which was started with --node-config 'data="rows.npz" ...'."""
+    with np.load(str(context.node_config["data"]), allow_pickle=False) as rows:
+        x, y = torch.from_numpy(rows["x"]).float(), torch.from_numpy(rows["y"])
+    return x, y.long() if LOSS == "cross-entropy" else y.float().reshape(len(y), 1)
+
+
+def validation_data():
+    """Held-out clients the server may look at in the clear, as [(x, y), ...]; none to begin with."""
+    return []
+'''
+
+_README = """\
+# {name}
+
+Made by `sordina flower init`. Edit `{package}/task.py`: the model, the loss, and how a client finds its rows.
+What is trained and how privately stands in `pyproject.toml` under `[tool.flwr.app.config]`.
+
+    # the server's machine (certificates: see Flower's documentation on TLS)
+    flower-superlink --host 0.0.0.0 --port 8000 --ssl-certfile server.pem --ssl-keyfile server.key \\
+        --ssl-ca-certfile ca.crt --disable-runtime-dependency-installation
+
+    # every client's machine; the account of what this client has leaked lives in state-dir: keep it, one per client
+    flower-supernode --superlink server:8000 --root-certificates ca.crt \\
+        --node-config 'data="rows.npz" state-dir="/var/lib/sordina" leakage-limit=2.0'
+
+    # the scientist, with the SuperLink's address under [superlink.mine] in ~/.flwr/config.toml
+    flwr run . mine --stream
+
+`pip install 'sordina[federated]'` goes before, everywhere. A client's own `leakage-limit` (metric privacy) holds
+whatever the run asks for; leave it out to accept the run's. {trust}
+"""
+
+_TRUST = {
+    "central": "Privacy is central: clients clip, and the ServerApp, which must be trusted, adds the noise.",
+    "metric": "Privacy is metric: clients sanitise what they send, and the server need not be trusted with it.",
+    "local": "Privacy is local: clients clip and noise what they send, and the server need not be trusted with it.",
+    "record": "Privacy is per record: clients noise what they send, and the server need not be trusted with it.",
+    "none": "There is no privacy: the server sees every update.",
+}
+
+
+def write(folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0) -> list[str]:
+    """Write the app; refuses a folder that holds anything, and a combination that could not run. Returns the files."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidInput(f"{folder} is not empty: name a new folder, nothing is overwritten.")
+    if clients < 1 or not deadline > 0:
+        raise InvalidInput(f"at least one client and a positive deadline, got {clients} and {deadline:g}.")
+    settled = recipe.settled(clients)
+    assemble(recipe, settled, of_module(nn.Linear(2, 1), losses.mse))
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
+    package = re.sub(r"^(?=\d)", "app_", name.replace("-", "_"))
+    if importlib.util.find_spec(package) is not None:
+        package = f"{package}_app"
+    values: dict[str, Any] = {
+        "name": name, "package": package, "config": _config(recipe, clients, deadline),
+        "trust": _TRUST[recipe.placed],
+    }  # fmt: skip
+    texts = {
+        "pyproject.toml": _PROJECT, "README.md": _README, f"{package}/__init__.py": '"""A federation."""\n',
+        f"{package}/server_app.py": _SERVER, f"{package}/client_app.py": _CLIENT, f"{package}/task.py": _TASK,
+    }  # fmt: skip
+    (folder / package).mkdir(parents=True)
+    for path, text in texts.items():
+        (folder / path).write_text(text.format(**values), encoding="utf-8")
+    return sorted(texts)
+
+
+def _config(recipe: Recipe, clients: int, deadline: float) -> str:
+    """The run configuration: every choice of the recipe, so that `flwr run --run-config` may change any."""
+    settled = recipe.settled(clients)
+    pairs: dict[str, Any] = {
+        "clients": clients, "deadline": float(deadline), "wait": 600.0, "out": "results", "strategy": recipe.strategy,
+        "hypotheses": recipe.hypotheses, "privacy": recipe.placed, "noise": recipe.noise, "radius": recipe.radius,
+        "leakage-limit": recipe.leakage_limit or 0.0, "epsilon": recipe.epsilon, "delta": recipe.delta,
+        "clipping": recipe.clipping, "threshold": recipe.threshold, "rounds": settled.rounds,
+        "clients-per-round": settled.per_round, "local-rate": settled.steps.rate, "batch": settled.steps.batch,
+        "epochs": recipe.epochs, "server-rate": recipe.server_rate or 0.0, "mu": recipe.mu, "seed": -1,
+    }  # fmt: skip
+    return "\n".join(f"{key} = {_toml(value)}" for key, value in pairs.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value).lower() if isinstance(value, bool) else repr(value)

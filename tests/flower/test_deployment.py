@@ -1,0 +1,344 @@
+"""For real: a SuperLink and three SuperNodes as processes of their own, with TLS, and runs started by `flwr run`."""
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from torch import nn
+
+from sordina.federated import losses
+from sordina.federated.engines.participation import alone
+from sordina.federated.objective import of_module
+from sordina.federated.order import Order
+from sordina.federated.privacy.account import ClientAccount
+from sordina.federated.recipe import Recipe, assemble
+from sordina.federated.scaffold import write
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+
+SIZES = (37, 41, 53)
+"""Sample counts that no message may hold."""
+PATIENCE = 600.0
+"""Seconds to wait for anything on a busy machine before the test gives up."""
+DEADLINE = 240.0
+"""Seconds a round may take. A killed SuperNode is noticed earlier: after two missed heartbeats, a minute or so."""
+BIN = Path(sys.executable).parent
+
+CLIENT_APP = '''
+"""The generated client app, with a recorder around it: everything that enters and leaves is written down."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.clientapp import ClientApp
+
+from {package} import task
+from sordina.federated.engines.deployment import client_app
+
+inner = client_app(task)
+app = ClientApp()
+
+
+def train(message, context):
+    reply = inner(message, context)
+    assert set(reply.content) == {{"letter"}} and not reply.has_error()
+    said = {{f"reply|{{name}}": array.numpy() for name, array in reply.content["letter"].items()}}
+    heard = {{f"sent|{{name}}": array.numpy() for name, array in message.content["sent"].items()}}
+    order = {{f"order|{{name}}": np.asarray(value) for name, value in message.content["order"].items()}}
+    folder = Path(str(context.node_config["record"])) / "{package}"
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{{time.time_ns()}}.npz", **said, **heard, **order)
+    return reply
+
+
+app.train()(train)
+'''
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def certificates(folder):
+    """A CA, and a certificate for the loopback address that it signed."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+
+    def build(name, issuer, key, signer, authority):
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=2))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        )
+        if not authority:
+            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        else:
+            usage = x509.KeyUsage(
+                digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+                key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+            )  # fmt: skip
+            builder = builder.add_extension(usage, critical=True)
+        return builder.sign(signer, hashes.SHA256())
+
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+    plain = (pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "ca.crt").write_bytes(build("test CA", "test CA", ca_key, ca_key, True).public_bytes(pem))
+    (folder / "server.pem").write_bytes(build("localhost", "test CA", key, ca_key, False).public_bytes(pem))
+    (folder / "server.key").write_bytes(key.private_bytes(*plain))
+
+
+class Fleet:
+    """The processes, each in a group of its own, and the files they leave."""
+
+    def __init__(self, folder):
+        self.folder, self.port, self.running = folder, free_port(), {}
+        self.env = {
+            **os.environ, "FLWR_HOME": str(folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }  # fmt: skip
+        certificates(folder)
+        (folder / "flwr").mkdir()
+        (folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{folder / "ca.crt"}"\n'
+        )
+        rng = np.random.default_rng(0)
+        for number, size in enumerate(SIZES):
+            x = rng.standard_normal((size, 2)).astype(np.float32)
+            y = x @ np.array([[5.0], [6.0 - 10 * (number == 0)]], np.float32)
+            np.savez(folder / f"rows-{number}.npz", x=x, y=y)
+
+    def start(self, name, *command):
+        log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115
+        self.running[name] = subprocess.Popen(
+            [str(BIN / command[0]), *command[1:]], stdout=log, stderr=log, env=self.env, cwd=self.folder,
+            start_new_session=True,
+        )  # fmt: skip
+        log.close()
+
+    def superlink(self):
+        self.start(
+            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--ssl-certfile",
+            "server.pem", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.crt",
+            "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        self.until(lambda: _listens(self.port), "the SuperLink")
+
+    def supernode(self, number):
+        config = {"data": f"rows-{number}.npz", "state-dir": f"home-{number}", "record": f"record-{number}"}
+        words = " ".join(f'{key}="{self.folder / value}"' for key, value in config.items())
+        self.start(
+            f"supernode-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
+            "ca.crt", "--port", str(free_port()), "--node-config", words,
+        )  # fmt: skip
+
+    def until(self, condition, what):
+        end = time.monotonic() + PATIENCE
+        while not (found := condition()):
+            for name, process in self.running.items():
+                assert process.poll() is None, f"{name} ended:\n{self.log(name)}"
+            assert time.monotonic() < end, f"no {what}:\n" + "\n".join(map(self.log, self.running))
+            time.sleep(0.2)
+        return found
+
+    def log(self, name):
+        return f"--- {name}\n" + (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
+
+    def kill(self, name):
+        process = self.running.pop(name)
+        for group in _groups(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        process.wait()
+
+    def app(self, name, recipe, deadline):
+        """The generated app with the recorder in it."""
+        write(self.folder / name, recipe, clients=3, deadline=deadline)
+        project = self.folder / name / "pyproject.toml"
+        project.write_text(project.read_text().replace('out = "results"', f'out = "{self.folder / name}-out"'))
+        (self.folder / name / name / "client_app.py").write_text(CLIENT_APP.format(package=name))
+
+    def submit(self, name):
+        done = subprocess.run(
+            [str(BIN / "flwr"), "run", str(self.folder / name)], env=self.env, cwd=self.folder, capture_output=True,
+            text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Successfully started run" in done.stdout
+
+    def result(self, name):
+        path = self.folder / f"{name}-out" / "result.json"
+        self.until(path.exists, f"result of {name}")
+        return json.loads(path.read_text())
+
+    def recorded(self, name, number):
+        return [
+            dict(np.load(path, allow_pickle=False))
+            for path in sorted((self.folder / f"record-{number}" / name).glob("*.npz"))
+        ]
+
+    def account(self, number, unit):
+        path = self.folder / f"home-{number}" / f"account-{unit}.json"
+        return ClientAccount.load(path) if path.exists() else ClientAccount()
+
+
+def _groups(leader):
+    """The group of a process and those of its descendants: a SuperNode's helpers may lead groups of their own."""
+    children = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append((int(status.parent.name), int(fields[2])))
+    groups, todo = {leader}, [leader]
+    while todo:
+        for child, group in children.get(todo.pop(), []):
+            groups.add(group)
+            todo.append(child)
+    return groups
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    if not Path("/proc").exists() or shutil.which(str(BIN / "flower-superlink")) is None:
+        pytest.skip("needs /proc and Flower's commands next to the interpreter")
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    try:
+        fleet.superlink()
+        for number in range(3):
+            fleet.supernode(number)
+        yield fleet
+    finally:
+        for name in list(fleet.running):
+            fleet.kill(name)
+
+
+METRIC = Recipe(
+    "own", "metric-pfl", 2, "metric", 5.0, "public:0.5", rounds=3, clients_per_round=3, local_rate=0.05, batch=16
+)
+CENTRAL = Recipe(
+    "own", "fedavg", 1, "central", epsilon=8.0, threshold=0.25, rounds=2, clients_per_round=3, local_rate=0.05, batch=16
+)
+PARAMETERS = 3
+
+
+def clear(recipe, one, rows):
+    """The vector a client would have sent without privacy, from the instruction it got."""
+    method, _ = assemble(recipe, recipe.settled(3), of_module(nn.Linear(2, 1), losses.mse))
+    client = int(one["order|client"])
+    people = alone(torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"]), client)
+    sent = {key[5:]: torch.from_numpy(value) for key, value in one.items() if key.startswith("sent|")}
+    order = Order(int(one["order|seed"]), int(one["order|round"]))
+    outcome, _ = method.work.run(sent, people.cohort(np.array([client])), {}, order)
+    return outcome.vectors[0].numpy()
+
+
+def replies(fleet, name, recipe, words):
+    """Every recorded reply with the vector it hides, after the checks that hold in any run."""
+    found = []
+    for number in range(3):
+        with np.load(fleet.folder / f"rows-{number}.npz") as stored:
+            rows = dict(stored)
+        for one in fleet.recorded(name, number):
+            said = {key[6:]: value for key, value in one.items() if key.startswith("reply|")}
+            numbers = list(said.values())
+            assert set(said) == words, "no sample count, no choice of hypothesis, nothing but the vector"
+            assert numbers[0].size == PARAMETERS
+            wire = b"".join(value.tobytes() for value in said.values())
+            assert not any(row.tobytes() in wire for row in rows["x"]), "no raw rows"
+            found.append((number, numbers[0].ravel(), clear(recipe, one, rows)))
+    return found
+
+
+def test_metric_pfl_to_the_end_with_a_supernode_killed_on_the_way(fleet):
+    unit, cost = "metric-public-0.5", Fraction(PARAMETERS, 5)
+    fleet.app("metricapp", METRIC, deadline=DEADLINE)
+    fleet.submit("metricapp")
+    fleet.until(lambda: fleet.account(0, unit).participations, "charge of client 0")
+    fleet.kill("supernode-0")
+    before = fleet.account(0, unit)
+    assert before.spent == cost * before.participations > 0
+    fleet.supernode(0)
+    told = fleet.result("metricapp")
+    assert told["rounds"] == 3
+    assert told["sound"] is True
+    assert told["releasable"] is True, "secure noise at every client"
+    found = replies(fleet, "metricapp", METRIC, {"vectors"})
+    for _, noised, raw in found:
+        assert noised.shape == raw.shape
+        assert np.linalg.norm(noised - raw) > 1e-6, "sanitised before it left"
+    for number in range(3):
+        account = fleet.account(number, unit)
+        said = sum(one == number for one, _, _ in found)
+        assert account.spent == cost * account.participations
+        assert account.participations >= said, "everything that left was paid for before"
+        assert account.participations <= 3
+    after = fleet.account(0, unit)
+    assert after.spent >= before.spent, "the restarted client remembers"
+    assert after.participations > before.participations, "and takes part again"
+    assert max(told["leakage_at_most"]) >= float(max(fleet.account(k, unit).spent for k in range(3)))
+    assert len(found) >= 5
+    assert all(np.isfinite(np.load(fleet.folder / "metricapp-out" / "models.npz")["last"]).ravel())
+    _measured(fleet, "metricapp", told)
+
+
+def test_central_privacy_to_the_end(fleet):
+    fleet.app("centralapp", CENTRAL, deadline=DEADLINE)
+    fleet.submit("centralapp")
+    told = fleet.result("centralapp")
+    assert told["rounds"] == 2
+    assert told["epsilon"] <= 8.0
+    assert told["releasable"] is True
+    found = replies(fleet, "centralapp", CENTRAL, {"sum-0"})
+    assert len(found) >= 3
+    for _, clipped, raw in found:
+        length = np.linalg.norm(raw)
+        assert length > 0.25, "the threshold is low enough to bite"
+        assert np.linalg.norm(clipped) <= 0.25 * (1 + 1e-6)
+        assert np.allclose(clipped, raw * (0.25 / length), atol=1e-6), "clipped in the client's process"
+    for number in range(3):
+        said = sum(one == number for one, _, _ in found)
+        assert fleet.account(number, "central").participations >= said
+    _measured(fleet, "centralapp", told)
+
+
+def _measured(fleet, name, told):
+    """Bytes and seconds of every round were taken."""
+    assert len(told["traffic"]) == told["rounds"]
+    assert all(one["sent"] > 0 and one["received"] > 0 and one["seconds"] > 0 for one in told["traffic"])
