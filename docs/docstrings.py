@@ -8,6 +8,7 @@ from typing import Any
 from griffe import Docstring, Extension, Object
 
 EXAMPLE = re.compile(r"^(>>> .*(?:\n(?!\s*$).*)*)", re.MULTILINE)
+CODE = re.compile(r"^(\w+ = sd\..*(?:\n(?!\s*$).*)*)", re.MULTILINE)
 TABLE = re.compile(r"^(=+(?: +=+)+\n(?:.*\n)*?=+(?: +=+)+\n(?:(?:.*\n)*?=+(?: +=+)+)?)", re.MULTILINE)
 
 
@@ -26,4 +27,5 @@ def fenced(text: str) -> str:
     >>> fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.")
     'Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore.'
     """
-    return TABLE.sub(r"\n```text\n\1\n```\n", EXAMPLE.sub(r"```pycon\n\1\n```", text))
+    text = CODE.sub(r"```python\n\1\n```", EXAMPLE.sub(r"```pycon\n\1\n```", text))
+    return TABLE.sub(r"\n```text\n\1\n```\n", text)

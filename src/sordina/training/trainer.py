@@ -197,8 +197,9 @@ class Trainer:
         note = Path(self.folder or ".") / "reservation"
         if resume and note.exists():
             return self.ledger.reservation(int(note.read_text()))
+        where = f" in {Path(self.folder).name}" if self.folder is not None else ""
         return self.ledger.reserve(
-            self.dataset_budget, private.plan.event(), what=f"train {type(self.model).__name__}",
+            self.dataset_budget, private.plan.event(), what=f"train {type(self.model).__name__}{where}",
             adjacency=private.plan.adjacency, unit=private.plan.unit,
         )  # fmt: skip
 
