@@ -15,9 +15,12 @@ def federate(
     ],
     strategy: Annotated[
         str,
-        typer.Option(help="fedsgd, fedavg, fedprox, scaffold, ifca, metric-pfl or metric-pfl-steady."),
+        typer.Option(
+            help="fedsgd, fedavg, fedprox, scaffold, feddyn, fsvrg, sub-fedavg, mean-regularised, per-fedavg, "
+            "graph-regularised, fedem, ifca, metric-pfl or metric-pfl-steady."
+        ),
     ] = "metric-pfl",
-    hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca and metric-pfl.")] = 2,
+    hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca, fedem and metric-pfl.")] = 2,
     privacy: Annotated[
         str | None, typer.Option(help="none, metric, central, local or record; metric-pfl's own is metric.")
     ] = None,
@@ -38,7 +41,9 @@ def federate(
     batch: Annotated[int | None, typer.Option(help="Batch size at the client.")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over a client's rows.")] = 1,
     server_rate: Annotated[float | None, typer.Option(help="Step size at the server.")] = None,
-    mu: Annotated[float, typer.Option(help="Proximal weight of fedprox.")] = 0.1,
+    mu: Annotated[
+        float, typer.Option(help="Weight of the regulariser: fedprox, feddyn, mean- and graph-regularised.")
+    ] = 0.1,
     patience: Annotated[
         int | None, typer.Option(help="Validations without improvement before stopping; 0: never.")
     ] = None,
@@ -46,6 +51,22 @@ def federate(
         int | None, typer.Option(help="Validations the loss is averaged over before it is judged.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; such models must not be released.")] = None,
+    inner_rate: Annotated[
+        float | None, typer.Option(help="Step with which per-fedavg's clients adapt; else the local rate.")
+    ] = None,
+    prune: Annotated[float, typer.Option(help="Share of weights sub-fedavg's clients end up without.")] = 0.5,
+    aggregate: Annotated[
+        str, typer.Option(help="mean, median, trimmed-mean or krum; the last three not under central privacy.")
+    ] = "mean",
+    compress: Annotated[
+        str, typer.Option(help="none, 8bit, 4bit, 2bit, 1bit or top:SHARE, after sanitisation.")
+    ] = "none",
+    dropout: Annotated[float, typer.Option(help="Share of clients that stay silent in a round.")] = 0.0,
+    late: Annotated[float, typer.Option(help="Share of answers that miss the deadline of their round.")] = 0.0,
+    hostile: Annotated[
+        str,
+        typer.Option(help="Clients that misbehave, as nan:3,huge:7 (or replay, duplicate, malformed, impostor)."),
+    ] = "",
     engine: Annotated[
         str, typer.Option(help="in-process, or flower: every client a node of Flower's simulation.")
     ] = "in-process",
@@ -65,7 +86,8 @@ def federate(
     recipe = recipes.Recipe(
         data, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
         clients_per_round, local_rate, batch, epochs, server_rate, mu, patience, window, seed,
-        engine=engine,
+        engine=engine, aggregate=aggregate, compress=compress, dropout=dropout, late=late, hostile=hostile,
+        inner_rate=inner_rate, prune=prune,
     )  # fmt: skip
     if out is not None:
         record.prepare(out)

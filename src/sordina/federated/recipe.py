@@ -9,18 +9,21 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sordina import randomness
 from sordina.clipping.names import NAMES as CLIPPINGS
 from sordina.clipping.names import named as clipping_named
-from sordina.errors import BudgetRefused, InvalidInput
-from sordina.federated import methods
+from sordina.errors import BudgetRefused, InvalidInput, Unsupported
+from sordina.federated import aggregation, compression, methods
 from sordina.federated.clients.records import ClippedGradient
 from sordina.federated.clients.work import ClientWork, LocalSteps
+from sordina.federated.compression import Compressed
 from sordina.federated.data import load
 from sordina.federated.engines.engine import Engine
 from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.engines.stormy import Stormy
 from sordina.federated.objective import Objective
 from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.central import Central, layers_of
@@ -33,6 +36,7 @@ from sordina.federated.run import Method, Result, Seen, federate
 from sordina.federated.selection import InTurn, Sampled, Selection
 from sordina.federated.stopping import Patience
 from sordina.federated.strategies.steady_pfl import spread
+from sordina.federated.weather import Weather, hostile_of
 from sordina.sampling import FixedSize, Poisson, Sampler
 from sordina.training.plan import make_plan
 from sordina.types import Budget, Unit, check_positive
@@ -103,6 +107,16 @@ class Recipe:
     data_seed: int | None = None
     """Who validates and how clients differ, where ``seed`` does not say: drawn and kept, so that audits know."""
     engine: str = "in-process"
+    aggregate: str = "mean"
+    compress: str = "none"
+    dropout: float = 0.0
+    late: float = 0.0
+    hostile: str = ""
+    """Clients that misbehave, as ``nan:3,huge:7``."""
+    inner_rate: float | None = None
+    """The step with which clients of per-fedavg adapt; None: the local rate."""
+    prune: float = 0.5
+    """The share of weights that clients of sub-fedavg end up without."""
 
     def __post_init__(self) -> None:
         if self.data not in HABITS:
@@ -119,6 +133,12 @@ class Recipe:
             raise InvalidInput(f"at least one hypothesis, got {self.hypotheses}.")
         if self.placed == "record" and self.strategy != "fedsgd":
             raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
+        if self.engine == "flower" and not self.weather.calm:
+            raise Unsupported("dropouts and hostile clients are simulated in process; on Flower they are real.")
+        if self.compress.startswith("top") and self.strategy.startswith("metric-pfl"):
+            raise Unsupported(
+                "metric PFL's clients send whole models, of which top-k would keep a few weights: use 8bit."
+            )
         if self.leakage_limit is not None and self.placed != "metric":
             raise InvalidInput("a leakage limit belongs to metric privacy: use --privacy metric.")
         self._check_numbers()
@@ -139,6 +159,11 @@ class Recipe:
     def placed(self) -> str:
         """Where privacy happens: metric for metric PFL and none for the rest, unless said."""
         return self.privacy or ("metric" if self.strategy.startswith("metric-pfl") else "none")
+
+    @property
+    def weather(self) -> Weather:
+        """What happens to clients and messages on the way."""
+        return Weather(self.dropout, self.late, hostile_of(self.hostile), self.seed or 0)
 
     @property
     def models(self) -> int:
@@ -240,7 +265,8 @@ def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: 
 
         result = simulated(go, problem.train, limit=limit, seed=recipe.seed)
     else:
-        result = go(InProcess(problem.train, limit=limit))
+        inside = InProcess(problem.train, limit=limit)
+        result = go(inside if recipe.weather.calm else Stormy(inside, recipe.weather))
     return Finished(recipe, settled, problem, result, randomness.releasable(rng))
 
 
@@ -273,12 +299,21 @@ def assemble(recipe: Recipe, settled: Settled, objective: Objective) -> tuple[Me
         mu=recipe.mu,
         nu=nu,
         seed=recipe.seed or 0,
+        models=recipe.models,
+        clients=settled.clients,
+        inner_rate=recipe.inner_rate,
+        prune=recipe.prune,
     )
     strategy, work = methods.named(recipe.strategy, objective, options)
     if recipe.placed == "record":
         work = _clipped(recipe, objective)
-    placement, selection, limit = _place(recipe, settled, objective, strategy.needs_vectors)
-    return Method(strategy, work, placement, selection), limit
+    robust, codec = aggregation.named(recipe.aggregate), compression.named(recipe.compress)
+    vectors = strategy.needs_vectors or robust is not None or codec is not None
+    placement, selection, limit = _place(recipe, settled, objective, vectors)
+    if codec is not None:
+        blank = torch.zeros(recipe.models, objective.size)
+        placement = Compressed(placement, codec, work.width(strategy.configure(strategy.init(blank))))
+    return Method(strategy, work, placement, selection, robust), limit
 
 
 def _clipped(recipe: Recipe, objective: Objective) -> ClientWork:

@@ -40,15 +40,19 @@ class Trace:
 
 
 def line(seen: Seen) -> dict[str, Any]:
-    """One line of metrics.jsonl. Who answered is told only where the server sees it anyway."""
+    """One line of metrics.jsonl. Who answered, and how many, is told only where that is no secret."""
     facts: dict[str, Any] = {"round": seen.round.number + 1}
     if seen.round.score is not None:
         facts["validation_loss"] = seen.round.score.loss
         if seen.round.score.accuracy is not None:
             facts["validation_accuracy"] = seen.round.score.accuracy
         facts["shares"] = list(seen.round.score.shares)
-    if seen.release is None or seen.release.vectors is not None:
-        facts |= {"answered": seen.round.answered, "withheld": seen.round.withheld, "rejected": seen.round.rejected}
+    now = seen.round
+    facts |= {"bytes_down_each": now.down, "bytes_up_each": now.up}
+    if not now.secret:
+        facts |= {"answered": now.answered, "withheld": now.withheld, "rejected": now.rejected}
+        facts |= {"dropped": now.dropped, "bytes_down": now.sent, "bytes_up": now.received}
+        facts["refused"] = [asdict(one) for one in now.refused]
     if seen.leakage.any():
         facts |= {"leakage_median": float(np.median(seen.leakage)), "leakage_max": float(seen.leakage.max())}
     return facts

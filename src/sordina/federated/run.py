@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from sordina.federated.clients.work import ClientWork
 from sordina.federated.engines.engine import Call, ClientSide, Engine
 from sordina.federated.messages import Arrays, Parcel, Refusal, Release
 from sordina.federated.order import Order
+from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.placement import Facts, Placement, Statement
 from sordina.federated.selection import Selection
 from sordina.federated.stopping import Patience
@@ -85,10 +86,24 @@ class Round:
     dropped: int = 0
     refused: tuple[Refusal, ...] = ()
     """Who was turned away and why: for the operator, as under central privacy it tells who took part."""
-    sent: int = 0
-    """Bytes to all clients that were asked."""
-    received: int = 0
-    """Bytes from all clients that were heard."""
+    asked: int = 0
+    """How many clients were asked."""
+    down: int = 0
+    """Bytes to each client that was asked."""
+    up: int = 0
+    """Bytes from each client that was heard."""
+    secret: bool = False
+    """Whether it is a secret who, and how many, took part: then these counts are for the operator's eyes."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes to all clients."""
+        return self.asked * self.down
+
+    @property
+    def received(self) -> int:
+        """Bytes from all clients, also from those that were turned away."""
+        return (self.answered + len(self.refused)) * self.up
 
 
 @dataclass(frozen=True)
@@ -163,7 +178,8 @@ def federate(
             losses.append(score.loss)
             if score.loss < lowest:
                 best, lowest = strategy.models(state).clone(), score.loss
-        history.append(_told(number, score, parcel, call, len(chosen)))
+        told = replace(_told(number, parcel, call, len(chosen)), score=score, secret=isinstance(placement, Central))
+        history.append(told)
         if observe is not None:
             observe(Seen(history[-1], strategy.models(state), release, leakage(engine)))
         silent = 0 if parcel.answered else silent + 1
@@ -177,14 +193,11 @@ def federate(
     )
 
 
-def _told(number: int, score: Score | None, parcel: Parcel, call: Call, asked: int) -> Round:
-    """The facts of a round. Every client that was heard sent as much as any other."""
-    heard = parcel.answered + len(parcel.refused)
-    return Round(
-        number, score, parcel.answered, parcel.withheld, parcel.rejected, parcel.dropped, parcel.refused,
-        sent=asked * (weight(call.sent) + weight(call.privacy)),
-        received=heard * weight(parcel.each()),
-    )  # fmt: skip
+def _told(number: int, parcel: Parcel, call: Call, asked: int) -> Round:
+    """What happened in a round. Every client that was heard sent as much as any other."""
+    down, up = weight(call.sent) + weight(call.privacy), weight(parcel.each())
+    counts = (parcel.answered, parcel.withheld, parcel.rejected, parcel.dropped)
+    return Round(number, None, *counts, parcel.refused, asked, down, up)
 
 
 def leakage(engine: Engine) -> NDArray[np.float64]:

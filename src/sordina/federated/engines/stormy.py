@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,8 @@ from sordina.federated.guard import Guard, Letter
 from sordina.federated.messages import Parcel
 from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.weather import Weather, tampered
+
+LOG = logging.getLogger("sordina.federated")
 
 
 @dataclass
@@ -44,10 +47,13 @@ class Stormy:
             letter = Letter(client, self.guard.token(number, client), parcel)
             (self.under_way if client in late else arriving).extend(self._sent(letter, clients))
         missing = sum(client in late for client in released)
-        return replace(
+        total = replace(
             aside + self.guard.sift(arriving, side, call, clients),
             dropped=int(silent.sum()) + missing,
         )
+        for one in total.refused:
+            LOG.warning("round %d: client %d is left out: %s", number + 1, one.sender, one.reason)
+        return total
 
     def _sent(self, letter: Letter, clients: NDArray[np.int64]) -> list[Letter]:
         kind = self.weather.hostile.get(letter.sender)
