@@ -65,7 +65,15 @@ def test_every_arm_of_chapter_5_gets_its_best_threshold(tmp_path, monkeypatch):
         ]
 
     monkeypatch.setattr(experiments, "utility", pretend)
-    settings = {"epsilon": 3.0, "delta": 1e-4, "angles": [30.0], "lows": [0.0], "seeds": 2, "options": {}}
+    settings = {
+        "epsilon": 3.0,
+        "delta": 1e-4,
+        "angles": [30.0],
+        "lows": [0.0],
+        "seeds": 2,
+        "rates": [1.0],
+        "options": {},
+    }
     found = bounded.sector_against_ball(job(tmp_path, thresholds=[0.5, 1.0], **settings))
     assert {value.ours for value in found.values} == {0.9}
     notes = {value.what["clipping"]: value.note for value in found.values}
