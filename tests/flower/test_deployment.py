@@ -33,7 +33,7 @@ from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.recipe import Recipe, assemble
 from sordina.federated.scaffold import write
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = pytest.mark.slow
 
 SIZES = (37, 41, 53)
 """Sample counts that no message may hold."""
@@ -234,11 +234,11 @@ def _listens(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
+@pytest.fixture
+def fleet(tmp_path):
     if not Path("/proc").exists() or shutil.which(str(BIN / "flower-superlink")) is None:
         pytest.skip("needs /proc and Flower's commands next to the interpreter")
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    fleet = Fleet(tmp_path)
     try:
         fleet.superlink()
         for number in range(3):
@@ -286,7 +286,7 @@ def replies(fleet, name, recipe, words):
     return found
 
 
-def test_metric_pfl_to_the_end_with_a_supernode_killed_on_the_way(fleet):
+def metric_pfl_with_a_supernode_killed_on_the_way(fleet):
     unit, cost = "metric-public-0.5", Fraction(PARAMETERS, 5)
     fleet.app("metricapp", METRIC, deadline=DEADLINE)
     fleet.submit("metricapp")
@@ -318,7 +318,7 @@ def test_metric_pfl_to_the_end_with_a_supernode_killed_on_the_way(fleet):
     _measured(fleet, "metricapp", told)
 
 
-def test_central_privacy_to_the_end(fleet):
+def central_privacy(fleet):
     fleet.app("centralapp", CENTRAL, deadline=DEADLINE)
     fleet.submit("centralapp")
     told = fleet.result("centralapp")
@@ -342,3 +342,9 @@ def _measured(fleet, name, told):
     """Bytes and seconds of every round were taken."""
     assert len(told["traffic"]) == told["rounds"]
     assert all(one["sent"] > 0 and one["received"] > 0 and one["seconds"] > 0 for one in told["traffic"])
+
+
+def test_metric_and_central_runs_to_the_end(fleet):
+    """One test for both runs, so that there is one fleet, however the tests are spread over workers."""
+    metric_pfl_with_a_supernode_killed_on_the_way(fleet)
+    central_privacy(fleet)

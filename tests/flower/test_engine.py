@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from sordina.federated.clients.hypotheses import BestModel
 from sordina.federated.clients.scaffold import Scaffold
 from sordina.federated.clients.training import LocalTraining
 from sordina.federated.clients.work import LocalSteps
+from sordina.federated.compression import Compressed, Quantised, TopK
 from sordina.federated.engines.engine import ClientSide
 from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.engines.stormy import Stormy
+from sordina.federated.methods import NAMES
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population
 from sordina.federated.privacy.account import exact
@@ -30,11 +34,13 @@ from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
 from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.recipe import Recipe, assemble
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import Sampled
 from sordina.federated.strategies.mean import AddMean
 from sordina.federated.strategies.metric_pfl import MetricPfl
 from sordina.federated.strategies.scaffold import ScaffoldServer
+from sordina.federated.weather import Weather
 from sordina.sampling import FixedSize, Poisson
 from sordina.training.plan import make_plan
 from sordina.types import Budget, Unit
@@ -318,3 +324,43 @@ def test_a_message_is_not_of_our_making(tmp_path):
     message = Message(RecordDict({"order": ConfigRecord({"seed": 1})}), 100, "train")
     engine = on_flower(methods()["metric"], tmp_path)
     assert set(arrays(engine.grid.deliver(message))) == {"rejected"}
+
+
+def test_hostile_weather_is_the_same_on_both_engines(tmp_path):
+    """Who falls silent, is late or is turned away, and what that leaves of the models, without noise of clients."""
+    method = methods()["fedavg"]
+    weather = Weather(dropout=0.3, late=0.2, hostile={0: "nan", 1: "huge", 2: "replay", 3: "impostor"}, seed=4)
+    here = go(method, Stormy(InProcess(people()), weather), rounds=8)
+    there = go(method, Stormy(on_flower(method, tmp_path), weather), rounds=8)
+    assert torch.allclose(here.models, there.models, atol=1e-6, rtol=0)
+    facts = [
+        [(one.answered, one.dropped, sorted((r.sender, r.reason) for r in one.refused)) for one in result.history]
+        for result in (here, there)
+    ]
+    assert facts[0] == facts[1]
+    assert any(one[1] for one in facts[0])
+    assert {sender for one in facts[0] for sender, _ in one[2]} >= {0, 1}
+
+
+@pytest.mark.parametrize("codec", [Quantised(8), TopK(0.5)], ids=["8bit", "top"])
+def test_compressed_letters_cross_and_cost_fewer_bytes(codec, tmp_path):
+    plain = methods()["metric"]
+    small = replace(plain, placement=Compressed(plain.placement, codec, 2, torch.float64))
+    engine = on_flower(small, tmp_path, limit=exact(2.0))
+    result = go(small, engine)
+    assert sum(one.answered for one in result.history) == 20
+    assert all(arrays(reply)["vectors"].dtype == np.uint8 for _, reply in engine.grid.replies)
+    own = double.Home(tmp_path / "0").account(plain.placement)
+    assert own.participations == engine.accounts[0].participations > 0, "one account, compressed or not"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_named_method_gives_the_same_models_on_both_engines(name, tmp_path):
+    recipe = Recipe("own", name, privacy="none", rounds=3, clients_per_round=4, local_rate=0.05, batch=3)
+    method, _ = assemble(recipe, recipe.settled(CLIENTS), objective())
+    here, there = (
+        go(method, InProcess(people()), 3, k=recipe.models),
+        go(method, on_flower(method, tmp_path), 3, k=recipe.models),
+    )
+    assert torch.allclose(here.models, there.models, atol=1e-6, rtol=0)
+    assert sum(one.answered for one in there.history) == 12

@@ -13,7 +13,7 @@ import torch
 for name in ("flwr", "ray"):
     pytest.importorskip(name, reason=f"Flower's simulation needs {name}: pip install 'sordina[federated]'")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json

@@ -21,7 +21,7 @@ from sordina.federated.clients.records import ClippedGradient
 from sordina.federated.clients.work import ClientWork, LocalSteps
 from sordina.federated.compression import Compressed
 from sordina.federated.data import load
-from sordina.federated.engines.engine import Engine
+from sordina.federated.engines.engine import Postal
 from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.engines.stormy import Stormy
 from sordina.federated.objective import Objective
@@ -133,8 +133,6 @@ class Recipe:
             raise InvalidInput(f"at least one hypothesis, got {self.hypotheses}.")
         if self.placed == "record" and self.strategy != "fedsgd":
             raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
-        if self.engine == "flower" and not self.weather.calm:
-            raise Unsupported("dropouts and hostile clients are simulated in process; on Flower they are real.")
         if self.compress.startswith("top") and self.strategy.startswith("metric-pfl"):
             raise Unsupported(
                 "metric PFL's clients send whole models, of which top-k would keep a few weights: use 8bit."
@@ -246,10 +244,10 @@ def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: 
     models, validation = initial(recipe, problem, rng), problem.validation(settled.sample)
     check_limit(method, models, limit)
 
-    def go(engine: Engine) -> Result:
+    def go(engine: Postal) -> Result:
         return federate(
             method,
-            engine,
+            engine if recipe.weather.calm else Stormy(engine, recipe.weather),
             models,
             clients=settled.clients,
             rounds=settled.rounds,
@@ -265,8 +263,7 @@ def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: 
 
         result = simulated(go, problem.train, limit=limit, seed=recipe.seed)
     else:
-        inside = InProcess(problem.train, limit=limit)
-        result = go(inside if recipe.weather.calm else Stormy(inside, recipe.weather))
+        result = go(InProcess(problem.train, limit=limit))
     return Finished(recipe, settled, problem, result, randomness.releasable(rng))
 
 

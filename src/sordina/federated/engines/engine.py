@@ -44,3 +44,13 @@ class Engine(Protocol):
     def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
         """Run ``side`` at each of ``clients`` and add up the parcels."""
         ...
+
+
+class Postal(Engine, Protocol):
+    """An engine that can also hand over every client's parcel by itself, as it comes from a network."""
+
+    def apart(
+        self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[dict[int, Parcel], Parcel]:
+        """The parcels with numbers in them, and the counts of the clients that sent none."""
+        ...

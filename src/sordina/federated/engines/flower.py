@@ -89,9 +89,19 @@ class Flower:
 
     def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
         """Ask the nodes in the drawn clients' seats and add up what may be used, in the order of the draw."""
-        started = time.monotonic()
+        parcels, aside = self.apart(side, call, clients, rng)
+        there = [(int(client), parcels[int(client)]) for client in clients if int(client) in parcels]
+        total = aside + self.guard.judge(there, side, call)
+        for refusal in total.refused:
+            LOG.warning("round %d: client %d is left out: %s", call.order.round + 1, refusal.sender, refusal.reason)
+        return total
+
+    def apart(
+        self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[dict[int, Parcel], Parcel]:
+        """Every client's numbers, not judged yet, and the counts of those that sent none."""
+        started, number = time.monotonic(), self.side_number(side)
         self._seat(set())
-        number = self.side_number(side)
         contents = {int(client): instruct(call, int(client), number) for client in clients}
         asked, absent = self._ask(contents, call.order.round)
         arrived: dict[int, Parcel] = {}
@@ -103,14 +113,13 @@ class Flower:
         silent = set(asked.values()) - set(arrived)
         self._note(side, set(asked.values()), arrived, side.work.width(call.sent))
         self._seat(silent)
+        if lost := sorted(silent | absent):
+            LOG.warning("round %d: clients %s are gone or did not answer in time.", call.order.round + 1, lost)
         sent = sum(weight(contents[client]) for client in asked.values())
         self.traffic.append(Traffic(sent, received, time.monotonic() - started))
-        there = [(int(client), arrived[int(client)]) for client in clients if int(client) in arrived]
-        total = self.guard.judge([(client, parcel) for client, parcel in there if _numbers(parcel)], side, call)
-        aside = [parcel for _, parcel in there if not _numbers(parcel)]
-        total = replace(sum(aside, total), dropped=len(clients) - len(there))
-        self._tell(call.order.round, silent | absent, total)
-        return total
+        aside = [parcel for parcel in arrived.values() if not _numbers(parcel)]
+        parcels = {client: parcel for client, parcel in arrived.items() if _numbers(parcel)}
+        return parcels, sum(aside, Parcel(dropped=len(contents) - len(arrived)))
 
     def _seat(self, silent: set[int]) -> None:
         """Give the seats of nodes that left, and of ``silent`` ones, to nodes that wait.
@@ -168,13 +177,6 @@ class Flower:
                 self.accounts[client] = self.look_up(side, client)
             elif not (client in parcels and parcels[client].withheld) and self.accounts[client].allows(cost):
                 self.accounts[client].charge(cost)
-
-    def _tell(self, number: int, lost: set[int], total: Parcel) -> None:
-        """Name those who are not in this round."""
-        if lost:
-            LOG.warning("round %d: clients %s are gone or did not answer in time.", number, sorted(lost))
-        for refusal in total.refused:
-            LOG.warning("round %d: client %d is left out: %s", number, refusal.sender, refusal.reason)
 
 
 def _opened(client: int, message: Message) -> Parcel:

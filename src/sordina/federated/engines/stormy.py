@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.engines.engine import Call, ClientSide, Postal
 from sordina.federated.guard import Guard, Letter
 from sordina.federated.messages import Parcel
 from sordina.federated.privacy.account import ClientAccount
@@ -23,7 +22,7 @@ LOG = logging.getLogger("sordina.federated")
 class Stormy:
     """``inner`` computes, charges and seals; ``weather`` is what happens on the way; ``guard`` decides what counts."""
 
-    inner: InProcess
+    inner: Postal
     weather: Weather
     guard: Guard = field(default_factory=Guard)
     under_way: list[Letter] = field(init=False, default_factory=list)
@@ -49,7 +48,7 @@ class Stormy:
         missing = sum(client in late for client in released)
         total = replace(
             aside + self.guard.sift(arriving, side, call, clients),
-            dropped=int(silent.sum()) + missing,
+            dropped=aside.dropped + int(silent.sum()) + missing,
         )
         for one in total.refused:
             LOG.warning("round %d: client %d is left out: %s", number + 1, one.sender, one.reason)
