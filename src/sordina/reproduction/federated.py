@@ -164,7 +164,7 @@ def table_2_4(job: Job) -> Findings:
         curves.append(Curve(loss, list(theirs), list(theirs.values()), reference=True))
     panel = Panel("Table 2.4", "nu", "accuracy", curves)
     remarks = ["The references are for FEMNIST with 62 classes: compare how accuracy falls with nu, not levels."]
-    source = "MNIST by its real writers, half of them turned, in place of FEMNIST"
+    source = f"MNIST by its real writers, half of them turned, in place of FEMNIST; model {given['recipe']['model']}"
     return Findings(source, values, [panel], [*remarks, *job.caveats])
 
 

@@ -23,6 +23,7 @@ def _turned(
 ) -> Federation:
     (train, train_turned), (held_out, held_out_turned) = (rotate(part, rng, probability=probability) for part in shards)
     clusters = (train_turned, held_out_turned)
+    inputs = {"inputs": train[0][0][0].numel()} if model == "mlp" else {}
     return Federation(
         name=data.name,
         train=train,
@@ -30,7 +31,7 @@ def _turned(
         model=model,
         loss="cross-entropy",
         metric="accuracy",
-        options={"classes": data.classes},
+        options={"classes": data.classes, **inputs},
         clusters=clusters,
         groups={"orientation": by_cluster(("upright", "turned"), train, held_out, clusters)},
         outcome=outcome,

@@ -19,10 +19,16 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def trial(
-    seed: int, noise: float, *, loss: str = "cross entropy", data: str = "mnist-writers", **recipe: Any
+    seed: int,
+    noise: float,
+    *,
+    loss: str = "cross entropy",
+    data: str = "mnist-writers",
+    model: str = "small-cnn",
+    **recipe: Any,
 ) -> Finished:
     """One run with two hypotheses; ``noise = 0`` is without privacy."""
-    problem = Problem.of(load(data, randomness.seeded(seed)), **LOSSES[loss])
+    problem = Problem.of(load(data, randomness.seeded(seed), model=model), **LOSSES[loss])
     privacy: dict[str, Any] = {"privacy": "metric", "noise": noise} if noise else {"privacy": "none"}
     return run(Recipe(data, hypotheses=2, seed=seed, **privacy, **recipe), problem=problem)
 
