@@ -22,6 +22,7 @@ from sordina.auditing.scores import FloatArray, Scores, auc
 from sordina.errors import InvalidInput
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_TO_COMPARE = 3
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,13 @@ class NoisyNeighbours:
         high: float = 10.0,
         evaluations: int = 10,
     ) -> NoisyNeighbours:
-        """The attack at the sigma whose AUC on these tuning samples is highest. They must not be reported on."""
+        """The attack at the sigma whose AUC on these tuning samples is highest. They must not be reported on.
+
+        To compare sigmas, a few neighbours are enough.
+        """
 
         def value(sigma: float) -> float:
-            attempt = replace(self, sigma=sigma)
+            attempt = replace(self, sigma=sigma, neighbours=min(self.neighbours, _TO_COMPARE))
             return auc(Scores(attempt.scores(target, members), attempt.scores(target, non_members))).value
 
         peak = search_peak(value, low, high, evaluations)
