@@ -67,7 +67,7 @@ class Progress:
         self._validation = entry.get("validation", self._validation)
         facts = [f"{name} {value:.4g}" for name, value in self._validation.items()]
         epsilon = entry["epsilon"]
-        facts += [f"C {entry['threshold']:.3g}", "not private" if epsilon is None else f"ε {epsilon:.3f}"]
+        facts += ["not private"] if epsilon is None else [f"C {entry['threshold']:.3g}", f"ε {epsilon:.3f}"]
         self._bar.update(self._task, completed=entry["step"], facts="  ".join(facts))
 
 
