@@ -36,6 +36,6 @@ def release(
     """
     scales = tuple([bound * multiplier for bound, multiplier in zip(bounds, multipliers, strict=True)])
     for total, scale in zip(totals, scales, strict=True):
-        for part in torch.split(total.view(-1), PIECE):
+        for part in [total] if total.numel() <= PIECE else torch.split(total.view(-1), PIECE):
             part.add_(gaussian_like(part, rng), alpha=scale)
     return Released(tuple(totals), scales, divisor)
