@@ -113,11 +113,20 @@ def test_filling_draws_standard_normals(size, dtype, rng):
     assert abs(np.corrcoef(*halves)[0, 1]) * (size // 2) ** 0.5 < 6
 
 
-def test_filling_repeats_under_a_seed_and_moves_the_generator_on():
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_filling_repeats_under_a_seed_and_moves_the_generator_on(dtype):
+    def empty():
+        return np.empty((300, 1000), dtype)
+
     rng = seeded(11)
-    first, second = fill_normal(np.empty((300, 1000)), rng), fill_normal(np.empty((300, 1000)), rng)
-    assert np.array_equal(first, fill_normal(np.empty((300, 1000)), seeded(11)))
+    first = fill_normal(empty(), rng)
+    saved = rng.bit_generator.state
+    second = fill_normal(empty(), rng)
+    assert np.array_equal(first, fill_normal(empty(), seeded(11)))
     assert not np.array_equal(first, second)
+    resumed = seeded(0)
+    resumed.bit_generator.state = saved
+    assert np.array_equal(second, fill_normal(empty(), resumed))
 
 
 @pytest.mark.parametrize("out", [np.empty((4, 4))[:, ::2], np.empty(3, int), np.empty(3, np.float16)])
