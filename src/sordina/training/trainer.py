@@ -197,7 +197,8 @@ class Trainer:
         note = Path(self.folder or ".") / "reservation"
         if resume and note.exists():
             return self.ledger.reservation(int(note.read_text()))
-        where = f" in {Path(self.folder).name}" if self.folder is not None else ""
+        name = "" if self.folder is None else Path(self.folder).resolve().name[:80]
+        where = f" in {name}" if name and name.isprintable() else ""
         return self.ledger.reserve(
             self.dataset_budget, private.plan.event(), what=f"train {type(self.model).__name__}{where}",
             adjacency=private.plan.adjacency, unit=private.plan.unit,
