@@ -165,8 +165,8 @@ def table_2_4(job: Job) -> Findings:
         theirs = {row["nu"]: row["accuracy"] for row in job.reference if row["loss"] == loss}
         values += [
             Value(
-                {"loss": loss, "nu": f"{row['nu']:g}"}, row["accuracy"], _over(given, row["std"]), theirs.get(row["nu"]),
-                note=f"{row['rounds']:.0f} rounds",
+                {"loss": loss, "nu": f"{row['nu']:g}"}, row["accuracy"], _over(given, row["std"]),
+                theirs.get(row["nu"]), note=f"{row['rounds']:.0f} rounds",
             )
             for row in rows
         ]  # fmt: skip
