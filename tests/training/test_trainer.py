@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate
-from sordina.training.rate import root_mean_square
+from sordina.training.rate import Start, root_mean_square
 
 
 def trainer(model, **rest):
@@ -97,11 +97,11 @@ def test_adam_wosm_is_told_the_noise(model, data):
 
 
 def test_the_rate_is_found_when_none_is_given(model, data):
-    size = root_mean_square(model)
+    weights, size = sum(parameter.numel() for parameter in model.parameters()), root_mean_square(model)
     run = trainer(model, lr=None).fit(data)
     noise = run.plan.noise_multiplier * 1.0 / 20
-    length = AutomaticRate().travel * size / math.sqrt(run.plan.steps)
-    assert run.history[0]["learning_rate"] == pytest.approx(length / noise)
+    start = AutomaticRate().init(Start(run.plan.steps, noise, weights, size))
+    assert run.history[0]["learning_rate"] == pytest.approx(start.factor / noise)
     assert run.history[0]["learning_rate"] != run.history[-1]["learning_rate"]
 
 

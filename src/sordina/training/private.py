@@ -28,7 +28,7 @@ from sordina.training.batches import MicroBatch, as_rows, split
 from sordina.training.journal import Journal
 from sordina.training.parallel import team
 from sordina.training.plan import Plan, make_plan
-from sordina.training.rate import Rate, root_mean_square
+from sordina.training.rate import Rate, Start, root_mean_square
 from sordina.training.raw import raw_statistics
 from sordina.training.step import PrivateStep, finite
 from sordina.types import Budget, Guarantee, Unit
@@ -70,7 +70,9 @@ class Private:
         self.private_step = PrivateStep(plan, parts, sizes, self.team)
         self.account = Account(plan.accountant, plan.adjacency)
         self.rule = learning_rate
-        self.rate_state = learning_rate.init(plan.steps, root_mean_square(model)) if learning_rate else None
+        noise = plan.noise_multiplier / plan.sampler.expected_batch
+        start = Start(plan.steps, noise, sum(sizes), root_mean_square(model))
+        self.rate_state = learning_rate.init(start) if learning_rate else None
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         self.steps_taken = 0
         self.journal: Journal | None = None

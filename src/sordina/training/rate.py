@@ -30,11 +30,21 @@ class RateState:
     steps: int = 1
 
 
+@dataclass(frozen=True)
+class Start:
+    """Public facts of a run: its steps, noise multiplier over batch size, number and root mean square of weights."""
+
+    steps: int
+    noise: float
+    weights: int
+    size: float
+
+
 class Rate(Protocol):
     """Decides the learning rate of every step from released values and public facts."""
 
-    def init(self, steps: int, size: float) -> RateState:
-        """The first state of a run of ``steps`` steps whose first weights have root mean square ``size``."""
+    def init(self, start: Start) -> RateState:
+        """The first state of a run."""
         ...
 
     def adapt(self, state: RateState, gradient: Tensor) -> RateState:
@@ -55,9 +65,9 @@ class LearningRateRule:
 
     rate: Decay = Decay(0.05, 100)
 
-    def init(self, steps: int = 1, size: float = 0.0) -> RateState:
+    def init(self, start: Start) -> RateState:
         """Factor one, nothing seen."""
-        return RateState(steps=steps)
+        return RateState(steps=start.steps)
 
     def adapt(self, state: RateState, gradient: Tensor) -> RateState:
         """The next factor, from the released ``gradient`` of this step."""
@@ -77,10 +87,11 @@ class AutomaticRate:
     """A rate in units of the noise: over the whole run, noise alone moves a weight ``travel`` times its typical size.
 
     ``rho_t = travel * size / (sqrt(T) sigma_t)``, with size the root mean square of the first weights, T the number of
-    steps and sigma_t the noise on the mean gradient; from the middle of the run on it falls linearly to zero. All of
-    that is public, so nothing is left to tune. As with AdamWOSM a change of the threshold does not change the length
-    of the steps. `LearningRateRule` on top made short runs no better and long ones worse: the best rate for the next
-    step is smaller than the best one for the run.
+    steps and sigma_t the noise on the mean gradient; but no more than lets a batch whose clipped gradients all agree
+    move the weights by their own norm in one step. From the middle of the run on the rate falls linearly to zero. All
+    of that is public, so nothing is left to tune. As with AdamWOSM a change of the threshold does not change the
+    length of the steps. `LearningRateRule` on top made long runs worse: the best rate for the next step is smaller than
+    the best one for the run.
     """
 
     travel: float = 5.0
@@ -88,9 +99,12 @@ class AutomaticRate:
     def __post_init__(self) -> None:
         check_positive("travel of the automatic learning rate", self.travel)
 
-    def init(self, steps: int = 1, size: float = 0.0) -> RateState:
+    def init(self, start: Start) -> RateState:
         """The length of a step; where all first weights are zero, a usual size stands in for theirs."""
-        return RateState(self.travel * (size or _USUAL_SIZE) / math.sqrt(steps), steps=steps)
+        size = start.size or _USUAL_SIZE
+        by_noise = self.travel * size / math.sqrt(start.steps)
+        by_signal = size * math.sqrt(start.weights) * start.noise
+        return RateState(min(by_noise, by_signal), steps=start.steps)
 
     def adapt(self, state: RateState, gradient: Tensor) -> RateState:
         """One step on."""
