@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from sordina.cli.main import app
 
@@ -49,3 +50,12 @@ def test_it_answers_in_json(path, command):
 
 def test_they_are_all_walked():
     assert len(COMMANDS) >= 20
+
+
+def test_the_examples_of_the_ledger_follow_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SORDINA_LEDGER", raising=False)
+    known = {path[2]: command for path, command in COMMANDS if path[1] == "ledger"}
+    for name in ("create", "show", "reserve", "settle", "history", "verify"):
+        said = CliRunner().invoke(app, examples(known[name])[0][1:])
+        assert said.exit_code == 0, (name, said.output)

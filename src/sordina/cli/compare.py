@@ -16,7 +16,7 @@ def compare(
 ) -> None:
     """Put runs side by side.
 
-    Example: `sordina compare runs/fixed runs/online --out compare.html`
+    Example: `sordina compare runs/plain runs/private --out compare.html`
     """
     from sordina.reports import compare, reading, writing
 

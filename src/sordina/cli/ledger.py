@@ -130,7 +130,7 @@ def settle(
 ) -> None:
     """Record what a reservation really spent: all of it, or what the options say.
 
-    Example: `sordina ledger settle 7 --noise-multiplier 1.1 --sample-rate 0.01 --steps 640`
+    Example: `sordina ledger settle 2 --noise-multiplier 1.1 --sample-rate 0.01 --steps 640`
     """
     said = (noise_multiplier, sample_rate, steps, event)
     happened = None if said == (None,) * 4 else _event(*said)
@@ -150,7 +150,7 @@ def release(
 ) -> None:
     """Give back a reservation that never spent anything, e.g. of a run that crashed before it read data.
 
-    Example: `sordina ledger release 7 --why "the machine died before the data was mounted"`
+    Example: `sordina ledger release 2 --why "the machine died before the data was mounted"`
     """
     entry = _open(ledger).release(reservation, why=why, who=who)
     _say(as_json, entry.to_dict(), f"released {reservation} ({entry.what}); recorded as entry {entry.id}.")
