@@ -58,12 +58,12 @@ def reconstruction(job: Job) -> Findings:
 def attack_003(job: Job) -> Findings:
     """003 section VI-E: shadow attacks on Adult; theirs did not learn."""
     given = job.settings
-    study = membership_study(given["dataset"], **given["options"])
+    study = membership_study(given["dataset"], balanced=True, **given["options"])
     values = _areas("overfitted", study.overfitted)
     if study.private is not None:
         values += _areas("private", study.private)
     remarks = ["003's attack model did not learn, because its target hardly overfitted; ours attacks one that has."]
-    return Findings("Adult, balanced rows", values, (), [*remarks, *job.caveats])
+    return Findings(f"{given['dataset']}, as many rows of each class", values, (), [*remarks, *job.caveats])
 
 
 def _areas(model: str, trained: Trained) -> list[Value]:
