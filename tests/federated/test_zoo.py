@@ -401,3 +401,27 @@ def test_feddyn_needs_fewer_rounds_than_fedavg_on_skewed_labels():
 
     runs = {row["strategy"]: row["accuracy"] for row in compare(("fedavg", "feddyn"), [0], alpha=0.1, rounds=9)}
     assert max(runs["feddyn"]) > 0.9 > max(runs["fedavg"]) + 0.02
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
+    """The path of Flower's clients: own rows, own folder, state that outlives the process; two rounds."""
+    from sordina.federated.engines.home import Home
+    from sordina.federated.engines.letters import parcel_of
+    from sordina.federated.engines.participation import Desk, alone, answer
+
+    torch.manual_seed(0)
+    objective = of_module(networks("mlp"), losses.cross_entropy)
+    rng = np.random.default_rng(1)
+    x = torch.from_numpy(rng.standard_normal((sum(SIZES), 1, 4, 4)))
+    population = Population(x, torch.from_numpy(rng.integers(3, size=sum(SIZES))), np.array(SIZES))
+    side = ClientSide(WORKS[work][0](objective, STEPS["two epochs"]), Nothing(UNIFORM, gather=True))
+    sent = zoo.message(objective, len(SIZES), 3)
+    here = InProcess(population)
+    for number in range(2):
+        call = Call(sent, None, Order(9, number))
+        parcels, _ = here.apart(side, call, np.arange(len(SIZES)), np.random.default_rng(0))
+        for client in (2, 5):
+            desk = Desk(side, alone(*rows_of(population, client), client), Home(tmp_path / str(client)))
+            parcel = parcel_of(answer(desk, call, 1, client))
+            assert torch.allclose(parcel.vectors, parcels[client].vectors, atol=1e-9, rtol=0)

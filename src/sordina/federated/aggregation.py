@@ -65,7 +65,7 @@ class Krum:
 
     The paper's theorem needs ``n >= 2 f + 3``; f is ``share`` of the clients that answered, cut to what that allows.
 
-    >>> Krum(0.2).combine(torch.tensor([[1.0], [1.1], [1.2], [9e9], [1.3]]))
+    >>> Krum(0.2).combine(torch.tensor([[1.0], [1.1], [1.25], [9e9], [1.5]]))
     tensor([1.1000])
     """
 
@@ -81,7 +81,9 @@ class Krum:
         if count < 3:
             return Median().combine(vectors)
         hostile = min(-int(-self.share * count // 1), (count - 3) // 2)
-        squares = torch.cdist(vectors.double(), vectors.double()).square().fill_diagonal_(torch.inf)
+        rows = vectors.double()
+        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        squares = distances.square().fill_diagonal_(torch.inf)
         scores = squares.sort(dim=1).values[:, : count - hostile - 2].sum(dim=1)
         return vectors[int(scores.argmin())]
 
