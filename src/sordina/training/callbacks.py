@@ -66,8 +66,9 @@ class Progress:
         """Move the bar."""
         self._validation = entry.get("validation", self._validation)
         facts = [f"{name} {value:.4g}" for name, value in self._validation.items()]
-        epsilon = entry["epsilon"]
-        facts += ["not private"] if epsilon is None else [f"C {entry['threshold']:.3g}", f"ε {epsilon:.3f}"]
+        threshold, epsilon = entry["threshold"], entry["epsilon"]
+        facts += ["not private" if threshold is None else f"C {threshold:.3g}"]
+        facts += [] if epsilon is None else [f"ε {epsilon:.3f}"]
         self._bar.update(self._task, completed=entry["step"], facts="  ".join(facts))
 
 

@@ -162,7 +162,7 @@ class Trainer:
             "step": private.steps_taken,
             "steps": private.plan.steps,
             "epsilon": epsilon if math.isfinite(epsilon) else None,
-            "threshold": private.private_step.thresholds[0],
+            "threshold": private.private_step.thresholds[0] if private.plan.private else None,
             "learning_rate": float(private.optimizer.param_groups[0]["lr"]),
             "seconds": round(seconds, 3),
         }
