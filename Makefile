@@ -21,8 +21,9 @@ DEV   := $(VENV)/.ready-$(subst $(comma),$(plus),$(EXTRAS))
 demo: $(VENV)/.ready-federated
 	$(BIN)/sordina demo
 
+# One thread per process: two processes with two threads each spend their time waiting for one another.
 test: check
-	$(BIN)/python -m pytest -n 2 src tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 src tests
 
 check: $(DEV)
 	$(BIN)/ruff format --check .
