@@ -19,7 +19,7 @@ def train(
     threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None,
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
     epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; found during training if left out.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None,
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None,

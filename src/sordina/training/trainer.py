@@ -45,7 +45,7 @@ class Trainer:
     """Everything about a private training run but the data. Nothing is checked before `fit`.
 
     ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD with ``lr`` is used. Without
-    ``lr`` the learning rate is found during training (`AutomaticRate`), at no cost in privacy.
+    ``lr`` the learning rate follows from public facts (`AutomaticRate`), at no cost in privacy.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
