@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from sordina.clipping import Decay
 from sordina.errors import InvalidInput
-from sordina.training import AdamWOSM, AutomaticRate, LearningRateRule
+from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule
 from sordina.training.rate import Start
 
 UP, DOWN = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
@@ -18,42 +17,118 @@ def test_the_thesis_rule_multiplies_by_a_constant_factor():
     rule = LearningRateRule(Decay(2.5e-3))
     state = rule.init(Start(600, 0.0, 50, 1.0))
     for gradient in (UP, UP, UP, DOWN):
-        state = rule.adapt(state, gradient)
+        state = rule.adapt(state, gradient, noise=0.05)
     assert state.factor == pytest.approx(math.exp(2.5e-3 * (1 + 1 - 1)))
-    assert rule.learning_rate(state, 0.5, noise=123.0) == pytest.approx(0.5 * state.factor)
+    assert rule.learning_rate(state, 0.5) == pytest.approx(0.5 * state.factor)
 
 
-def test_the_automatic_rate_is_in_units_of_the_noise():
-    rule = AutomaticRate(travel=4.0)
-    state = rule.init(Start(steps=100, noise=1.0, weights=50, size=0.05))
-    assert rule.learning_rate(state, base=0.1, noise=0.01) == pytest.approx(4 * 0.05 / 10 / 0.01)
-    assert rule.learning_rate(state, base=0.1, noise=0.02) == pytest.approx(4 * 0.05 / 10 / 0.02)
-    assert rule.learning_rate(state, base=0.1, noise=0.0) == 0.1
+def automatic(steps: int, weights: int = 400, size: float = 0.1, travel: float = 2.0):
+    rule = AutomaticRate(travel)
+    return rule, rule.init(Start(steps, 0.1, weights, size))
 
 
-def test_noise_alone_moves_a_weight_as_far_as_stated_and_the_rate_falls_in_the_second_half():
-    rule, noise, steps = AutomaticRate(travel=2.0), 0.3, 400
-    state, rates = rule.init(Start(steps, 1.0, 10, 0.1)), []
-    for _ in range(steps):
-        state = rule.adapt(state, torch.zeros(1))
-        rates.append(rule.learning_rate(state, 0.1, noise))
-    whole = rates[0] * noise * math.sqrt(steps)
-    assert whole == pytest.approx(2.0 * 0.1)
-    assert rates[: steps // 2] == [rates[0]] * (steps // 2)
-    assert rates[-1] == pytest.approx(rates[0] * 2 / steps)
-    assert all(later < sooner for sooner, later in itertools.pairwise(rates[steps // 2 :]))
+def walk(rule, state, gradients, noise):
+    """The rates of a run over ``gradients``, and how far plain SGD gets with them."""
+    rates, place = [], torch.zeros_like(gradients[0])
+    for gradient in gradients:
+        state = rule.adapt(state, gradient, noise)
+        rates.append(rule.learning_rate(state, base=0.1))
+        place = place - rates[-1] * gradient
+    return rates, place, state
 
 
-def test_no_step_of_agreeing_gradients_is_longer_than_the_weights():
-    """C = 2, nu = 3, batch 60: a mean gradient of norm C moves the weights by rho C."""
-    rule, C = AutomaticRate(travel=100.0), 2.0
-    state = rule.init(Start(steps=4, noise=3 / 60, weights=25, size=0.2))
-    assert rule.learning_rate(state, 0.1, noise=C * 3 / 60) * C == pytest.approx(0.2 * math.sqrt(25))
+def test_the_distance_rate_is_its_formula():
+    """DoG, eq. 1: the largest distance so far over the root of the sum of squares, until the middle of the run."""
+    rule, draw, noise = DistanceRate(), torch.Generator().manual_seed(0), 0.2
+    gradients = torch.randn(10, 30, generator=draw, dtype=torch.float64)
+    state = rule.init(Start(steps=20, lr=0.5, weights=30, size=1.0))
+    place = torch.zeros(30, dtype=torch.float64)
+    farthest = 0.5 * float(gradients[0].norm())
+    for t in range(10):
+        state = rule.adapt(state, gradients[t], noise)
+        expected = farthest / float(gradients[: t + 1].norm())
+        assert rule.learning_rate(state, 0.5) == pytest.approx(expected)
+        place = place - expected * gradients[t]
+        farthest = max(farthest, float(place.norm()))
+
+
+def test_the_given_rate_is_the_first_one():
+    rule = DistanceRate()
+    state = rule.adapt(rule.init(Start(20, 0.37, 2, 1.0)), UP, noise=0.1)
+    assert rule.learning_rate(state, base=9.0) == pytest.approx(0.37)
+
+
+def test_noise_alone_moves_a_weight_as_far_as_stated():
+    """A walk of pure noise at half the run: the rate settles at its first over sqrt(2), and neither grows nor falls.
+
+    The squared distance wanders by ``sum 4 / (t d)``, relatively: a standard deviation of 2.3 % for d = 40 000.
+    """
+    steps, noise, draw = 400, 0.3, torch.Generator().manual_seed(1)
+    rule, state = automatic(steps, weights=40_000)
+    gradients = noise * torch.randn(steps // 2, 40_000, generator=draw)
+    rates, place, _ = walk(rule, state, gradients, noise)
+    settled = 2.0 * 0.1 / math.sqrt(steps) / noise / math.sqrt(2)
+    assert rates[10:] == pytest.approx([settled] * (len(rates) - 10), rel=0.05)
+    assert float(place.square().mean().sqrt()) == pytest.approx(2.0 * 0.1 * math.sqrt(1 / 2) / math.sqrt(2), rel=0.05)
+
+
+def test_steps_have_the_same_length_whatever_the_threshold():
+    draw = torch.Generator().manual_seed(2)
+    gradients = torch.randn(30, 400, generator=draw)
+    for scale in (1e-6, 1e3):
+        rule, state = automatic(60)
+        rates, _, _ = walk(rule, state, gradients, noise=1.0)
+        scaled, _, _ = walk(rule, state, gradients * scale, noise=scale)
+        assert [rate * scale for rate in scaled] == pytest.approx(rates, rel=1e-4)
+
+
+def test_agreement_raises_the_rate_and_disagreement_lowers_it():
+    noise, draw = 0.1, torch.Generator().manual_seed(3)
+    signal = torch.ones(400) * noise
+    rule, state = automatic(1000)
+    agreeing = [signal + noise * torch.randn(400, generator=draw) for _ in range(200)]
+    turning = [(-1) ** t * 3 * signal + noise * torch.randn(400, generator=draw) for t in range(200)]
+    up, _, _ = walk(rule, state, agreeing, noise)
+    down, _, _ = walk(rule, state, turning, noise)
+    assert up[-1] > 10 * up[0]
+    assert down[-1] < down[0] / 2
+
+
+def test_the_rate_falls_to_zero_in_the_second_half():
+    rule, state = automatic(40)
+    draw = torch.Generator().manual_seed(4)
+    rates, _, state = walk(rule, state, torch.randn(40, 400, generator=draw), noise=1.0)
+    assert rates[-1] < rates[19] / 15
+    assert state.distance < math.inf
+
+
+def test_a_first_step_of_agreeing_gradients_does_not_leave_the_weights_behind():
+    """However much larger than the noise the first gradient is, the first step is no longer than the noise would go."""
+    rule, state = automatic(100)
+    state = rule.adapt(state, torch.full((400,), 1e6), noise=0.01)
+    assert rule.learning_rate(state, 0.1) * 1e6 * 20 == pytest.approx(2.0 * 0.1 / 10 * 20)
+
+
+def test_without_noise_the_rate_given_stays():
+    rule, state = automatic(100)
+    assert rule.learning_rate(rule.adapt(state, UP, noise=0.0), base=0.1) == 0.1
 
 
 def test_weights_that_start_at_zero_can_move():
-    rule = AutomaticRate()
-    assert rule.learning_rate(rule.init(Start(100, 0.01, 10, 0.0)), 0.1, noise=1.0) > 0
+    rule, state = automatic(100, size=0.0)
+    assert rule.learning_rate(rule.adapt(state, torch.ones(400), noise=1.0), 0.1) > 0
+
+
+@pytest.mark.parametrize("start", [1e-4, 1.0])
+def test_the_distance_rate_finds_its_way_on_a_quadratic(start):
+    """f(x) = |x|^2 / 2 from 10 in each of 50 directions; a constant rate of 1e-4 would stay at 9.4 in 600 steps."""
+    rule, draw = DistanceRate(), torch.Generator().manual_seed(0)
+    state, x = rule.init(Start(600, start, 50, 1.0)), torch.full((50,), 10.0)
+    for _ in range(600):
+        gradient = x + 0.05 * torch.randn(50, generator=draw)
+        state = rule.adapt(state, gradient, noise=0.05)
+        x = x - rule.learning_rate(state, start) * gradient
+    assert float(x.norm()) < 2.0
 
 
 @pytest.mark.parametrize("start", [1e-4, 1e2])
@@ -63,7 +138,7 @@ def test_the_rule_finds_the_rate_of_a_quadratic_from_far_away(start):
     state, x = rule.init(Start(600, 0.0, 50, 1.0)), torch.full((50,), 10.0)
     for _ in range(600):
         gradient = x + 0.05 * torch.randn(50, generator=draw)
-        state = rule.adapt(state, gradient)
+        state = rule.adapt(state, gradient, noise=0.05)
         x = x - start * state.factor * gradient
         x = x.clamp(-1e3, 1e3)
     assert start * state.factor < 3
@@ -85,7 +160,14 @@ def test_adam_wosm_is_its_formula():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda: Decay(0), lambda: Decay(1, 0), lambda: AutomaticRate(travel=0), lambda: Decay(math.nan)]
+    "wrong",
+    [
+        lambda: Decay(0),
+        lambda: Decay(1, 0),
+        lambda: Decay(1, 2, power=0),
+        lambda: AutomaticRate(travel=0),
+        lambda: Decay(math.nan),
+    ],
 )
 def test_bad_rates_are_refused(wrong):
     with pytest.raises(InvalidInput):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate
-from sordina.training.rate import Start, root_mean_square
+from sordina.training.rate import root_mean_square
 
 
 def trainer(model, **rest):
@@ -97,12 +97,14 @@ def test_adam_wosm_is_told_the_noise(model, data):
 
 
 def test_the_rate_is_found_when_none_is_given(model, data):
-    weights, size = sum(parameter.numel() for parameter in model.parameters()), root_mean_square(model)
-    run = trainer(model, lr=None).fit(data)
-    noise = run.plan.noise_multiplier * 1.0 / 20
-    start = AutomaticRate().init(Start(run.plan.steps, noise, weights, size))
-    assert run.history[0]["learning_rate"] == pytest.approx(start.factor / noise)
-    assert run.history[0]["learning_rate"] != run.history[-1]["learning_rate"]
+    before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    least = AutomaticRate().travel * root_mean_square(model) * math.sqrt(len(before) / 40)
+    private = trainer(model, lr=None, steps=40).private(data)
+    for x, y in private:
+        private.step(F.cross_entropy(model(x), y, reduction="none"))
+    moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before
+    torch.testing.assert_close(private.rate_state.moved, -moved, rtol=1e-4, atol=1e-5)
+    assert private.rate_state.distance >= max(least, 0.999 * float(moved.norm()))
 
 
 def test_bfloat16_autocast_trains(model, data):

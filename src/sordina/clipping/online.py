@@ -9,8 +9,11 @@ and make the default (`Online.as_in_thesis` is the rule as printed):
 
 - *averaging*: the sign is taken of running means of g and q, whose signal adds up and whose noise does not;
 - *rails*: a noisy count of clipped samples, one number that costs almost nothing, tells when C is far off. Outside
-  the rails C moves towards them, the faster the further it is away;
-- *a schedule*: large steps first, small ones last (`Decay`).
+  the rails C moves towards them, the faster the further it is away. They lie where most samples are clipped: with a
+  learning rate in units of the noise (`sordina.training.distance`) a smaller threshold costs no progress;
+- *a schedule* whose steps have a finite sum (`Decay`): C finds the scale of the first gradients from any start and
+  stays near it. A threshold that follows the shrinking gradients to the end of a run gives samples that are learned
+  already the weight of those that are not.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from sordina.types import Adjacency, check_positive
 class Rails:
     """Between which fractions of clipped samples the sign rule may roam; ``share`` of the side noise budget."""
 
-    low: float = 0.15
-    high: float = 0.35
+    low: float = 0.5
+    high: float = 0.8
     speed: float = 3.0
     share: float = 0.2
 
@@ -71,7 +74,7 @@ class Online:
     """
 
     initial: float = 0.1
-    rate: Decay = Decay(0.2, 50)
+    rate: Decay = Decay(0.4, 25, power=2)
     memory: float = 0.9
     rails: Rails | None = Rails()
     inflation: float = 0.01

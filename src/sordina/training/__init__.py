@@ -1,10 +1,11 @@
 """Private training: the plan decides, the step clips and noises, the loop reads top to bottom."""
 
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
+from sordina.training.distance import AutomaticRate, DistanceRate
 from sordina.training.evaluate import evaluate
 from sordina.training.plan import Plan, make_plan
 from sordina.training.private import Private, make_private
-from sordina.training.rate import AutomaticRate, LearningRateRule
+from sordina.training.rate import LearningRateRule
 from sordina.training.run import Run
 from sordina.training.step import PrivateStep
 from sordina.training.trainer import Trainer
@@ -14,6 +15,7 @@ __all__ = [
     "AdamWOSM",
     "AutomaticRate",
     "Callback",
+    "DistanceRate",
     "LearningRateRule",
     "MetricsFile",
     "Plan",

@@ -52,7 +52,7 @@ class Private:
         rng: np.random.Generator,
         users: Users | None = None,
         microbatch: int | None = None,
-        learning_rate: Rate | None = None,
+        learning_rate: Rate[Any] | None = None,
         raw: bool = False,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
@@ -70,10 +70,9 @@ class Private:
         self.private_step = PrivateStep(plan, parts, sizes, self.team)
         self.account = Account(plan.accountant, plan.adjacency)
         self.rule = learning_rate
-        noise = plan.noise_multiplier / plan.sampler.expected_batch
-        start = Start(plan.steps, noise, sum(sizes), root_mean_square(model))
-        self.rate_state = learning_rate.init(start) if learning_rate else None
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
+        start = Start(plan.steps, self._base_rates[0], sum(sizes), root_mean_square(model))
+        self.rate_state = learning_rate.init(start) if learning_rate else None
         self.steps_taken = 0
         self.journal: Journal | None = None
         self.raw: dict[str, float] | None = {} if raw else None
@@ -190,10 +189,10 @@ class Private:
         noise = max(answer.noise[0] / answer.divisor for answer in released)
         if self.rule is not None and self.rate_state is not None:
             gradient = means[0] if len(means) == 1 else torch.cat(means)
-            self.rate_state = self.rule.adapt(self.rate_state, gradient)
+            self.rate_state = self.rule.adapt(self.rate_state, gradient, noise)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             if self.rule is not None and self.rate_state is not None:
-                group["lr"] = self.rule.learning_rate(self.rate_state, base, noise)
+                group["lr"] = self.rule.learning_rate(self.rate_state, base)
             if "noise" in group:
                 group["noise"] = noise
 
@@ -238,7 +237,7 @@ def make_private(
     noise_multiplier: float | None = None,
     accountant: str = "pld",
     microbatch: int | None = None,
-    learning_rate: Rate | None = None,
+    learning_rate: Rate[Any] | None = None,
     raw: bool = False,
     seed: int | None = None,
 ) -> Private:

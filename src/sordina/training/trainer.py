@@ -26,11 +26,12 @@ from sordina.sampling import Users
 from sordina.training import checkpoint
 from sordina.training.batches import inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
+from sordina.training.distance import AutomaticRate
 from sordina.training.evaluate import evaluate
 from sordina.training.journal import Journal
 from sordina.training.losses import Loss, per_sample
 from sordina.training.private import Private, make_private
-from sordina.training.rate import AutomaticRate, Rate
+from sordina.training.rate import Rate
 from sordina.training.raw import KEY
 from sordina.training.run import Run
 from sordina.types import Budget, check_positive
@@ -62,7 +63,7 @@ class Trainer:
     steps: int | None = None
     lr: float | None = None
     optimizer: OptimizerMaker | None = None
-    learning_rate: Rate | None = None
+    learning_rate: Rate[Any] | None = None
     sampling: str = "poisson"
     population: int | None = None
     users: Users | None = None
@@ -119,7 +120,7 @@ class Trainer:
             learning_rate=rule, raw=self.raw, seed=self.seed,
         )  # fmt: skip
 
-    def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate | None]:
+    def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
         if self.optimizer is not None:
             if self.lr is not None:
                 raise InvalidInput("give lr to the optimizer you make: lr= goes with the default SGD only.")
