@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate
-from sordina.training.rate import root_mean_square
+from sordina.training.rate import typical_size
 
 
 def trainer(model, **rest):
@@ -98,7 +98,7 @@ def test_adam_wosm_is_told_the_noise(model, data):
 
 def test_the_rate_is_found_when_none_is_given(model, data):
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    least = AutomaticRate().travel * root_mean_square(model) * math.sqrt(len(before) / 40)
+    least = AutomaticRate().travel * typical_size(model) * math.sqrt(len(before) / 40)
     private = trainer(model, lr=None, steps=40).private(data)
     for x, y in private:
         private.step(F.cross_entropy(model(x), y, reduction="none"))

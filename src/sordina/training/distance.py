@@ -21,7 +21,7 @@ from torch import Tensor
 from sordina.training.rate import Start
 from sordina.types import check_positive
 
-_USUAL_SIZE = 0.03
+_USUAL_SIZE = 0.06
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class DistanceRate:
 class AutomaticRate(DistanceRate):
     """DoG with nothing to tune: at its first rate, noise alone would move a weight ``travel`` times its size in a run.
 
-    That size is the root mean square of the first weights: a public fact, as is the number of steps.
+    That size is `typical_size` of the first weights: a public fact, as is the number of steps.
     """
 
-    travel: float = 3.0
+    travel: float = 1.5
 
     def __post_init__(self) -> None:
         check_positive("travel of the automatic learning rate", self.travel)

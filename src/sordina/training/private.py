@@ -28,7 +28,7 @@ from sordina.training.batches import MicroBatch, as_rows, split
 from sordina.training.journal import Journal
 from sordina.training.parallel import team
 from sordina.training.plan import Plan, make_plan
-from sordina.training.rate import Rate, Start, root_mean_square
+from sordina.training.rate import Rate, Start, typical_size
 from sordina.training.raw import raw_statistics
 from sordina.training.step import PrivateStep, finite
 from sordina.types import Budget, Guarantee, Unit
@@ -71,7 +71,7 @@ class Private:
         self.account = Account(plan.accountant, plan.adjacency)
         self.rule = learning_rate
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
-        start = Start(plan.steps, self._base_rates[0], sum(sizes), root_mean_square(model))
+        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model))
         self.rate_state = learning_rate.init(start) if learning_rate else None
         self.steps_taken = 0
         self.journal: Journal | None = None

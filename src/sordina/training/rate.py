@@ -23,7 +23,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Start:
-    """Public facts of a run: its steps, the optimiser's own rate, the number and root mean square of the weights."""
+    """Public facts of a run: its steps, the optimiser's own rate, how many weights and their typical size."""
 
     steps: int
     lr: float
@@ -83,8 +83,8 @@ class LearningRateRule:
 
 
 @torch.no_grad()
-def root_mean_square(model: nn.Module) -> float:
-    """Of all trainable weights."""
+def typical_size(model: nn.Module) -> float:
+    """The root mean square of the trainable matrices' weights, every matrix counting alike, whatever its size."""
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = sum(float(weight.double().square().sum()) for weight in weights)
-    return math.sqrt(total / max(1, sum(weight.numel() for weight in weights)))
+    matrices = [weight for weight in weights if weight.dim() > 1] or weights
+    return math.sqrt(sum(float(matrix.double().square().mean()) for matrix in matrices) / max(1, len(matrices)))

@@ -17,7 +17,7 @@ from torch import nn
 
 from sordina.training import StopTraining
 from sordina.training.checkpoint import atomically
-from sordina.training.rate import root_mean_square
+from sordina.training.rate import typical_size
 
 LARGE, GROWTH = 10.0, 100.0
 
@@ -41,12 +41,12 @@ class Diverging(_Watcher):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._limit = max(LARGE, GROWTH * root_mean_square(model))
+        self._limit = max(LARGE, GROWTH * typical_size(model))
         self.stopped = False
 
     def report(self, entry: dict[str, Any]) -> None:
         """Look at the weights."""
-        if not root_mean_square(self._model) <= self._limit:
+        if not typical_size(self._model) <= self._limit:
             self.stopped = True
             raise StopTraining
 
