@@ -42,3 +42,41 @@ def test_a_block_that_was_freed_is_not_asked_for_again():
 def test_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
     assert memory.keep_freed() is False
+
+
+GROWTH = """
+import sys
+from sordina.memory import bound_cache
+if sys.argv[1] == "bound":
+    bound_cache()
+import torch
+torch.set_num_threads(1)
+layers = [torch.nn.Conv2d(32, 32, 3) for _ in range(4)]
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def steps(sizes):
+    for size in sizes:
+        torch.nn.Sequential(*layers)(torch.rand(size, 32, 20, 20)).mean().backward()
+
+steps(range(90, 92))
+before = resident()
+steps(range(20, 90))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
+def test_batches_of_many_sizes_do_not_pile_up():
+    grown = {
+        how: int(subprocess.run([sys.executable, "-c", GROWTH, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("bound", "as it is")
+    }
+    assert grown["bound"] < 0.6 * grown["as it is"], grown
+
+
+def test_the_environment_has_the_last_word(monkeypatch):
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    memory.bound_cache()
+    assert memory.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"

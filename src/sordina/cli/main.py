@@ -11,7 +11,7 @@ import typer
 from sordina import __version__
 from sordina.cli import account, audit, compare, demo, federate, flower, ledger, report, reproduce, train, tune
 from sordina.errors import SordinaError
-from sordina.memory import keep_freed
+from sordina.memory import bound_cache, keep_freed
 
 app = typer.Typer(
     name="sordina",
@@ -44,6 +44,7 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 def main() -> None:
     """Run the command line; never shows a traceback unless SORDINA_DEBUG is set."""
     keep_freed()
+    bound_cache()
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

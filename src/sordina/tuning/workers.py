@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sordina.errors import InvalidInput, TrainingFailed
-from sordina.memory import keep_freed
+from sordina.memory import bound_cache, keep_freed
 from sordina.tuning.run import Brief, Order, perform
 from sordina.tuning.together import perform_together
 
@@ -87,12 +87,13 @@ _here: dict[str, Any] = {}
 
 
 def _prepare(parcel: bytes, threads: int) -> None:
-    """In a fresh worker: watch the parent, take a share of the cores, keep freed memory, load the data."""
+    """In a fresh worker: watch the parent, take a share of the cores, be careful with memory, load the data."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     keep_freed()
+    bound_cache()
     brief, source = pickle.loads(parcel)
     _here["brief"], _here["data"] = brief, source()
 
