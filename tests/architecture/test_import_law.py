@@ -10,7 +10,7 @@ import pytest
 import sordina
 
 SOURCE = Path(sordina.__file__).parent
-WORDS = {"types", "errors", "randomness", "normals", "seam", "__init__"}
+WORDS = {"types", "errors", "randomness", "normals", "memory", "seam", "__init__"}
 FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},

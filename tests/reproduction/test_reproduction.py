@@ -36,7 +36,8 @@ def test_the_tables_of_chapter_3_follow_its_protocol(name):
     assert set(full["strategies"]) <= set(STRATEGIES)
     assert "cells" not in full
     reported = {(row["strategy"], row["epsilon"]) for row in load(name).reference}
-    missing = {(s, e) for s in full["strategies"] for e in full["epsilons"]} - reported
+    theirs = [strategy for strategy in full["strategies"] if strategy != "automatic"]
+    missing = {(s, e) for s in theirs for e in full["epsilons"]} - reported
     assert missing <= {("fixed-quantile", 1.0)}  # diverges, 000 table 3.3
 
 
