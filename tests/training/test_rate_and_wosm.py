@@ -7,7 +7,7 @@ import torch
 
 from sordina.clipping import Decay
 from sordina.errors import InvalidInput
-from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule
+from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
 from sordina.training.rate import Start
 
 UP, DOWN = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
@@ -119,6 +119,32 @@ def test_weights_that_start_at_zero_can_move():
     assert rule.learning_rate(rule.adapt(state, torch.ones(400), noise=1.0), 0.1) > 0
 
 
+@pytest.mark.parametrize("noise", [1e-6, 0.3, 1e3])
+def test_steady_steps_are_as_long_as_stated_whatever_the_noise(noise):
+    """A gradient of one standard deviation in every step: half the reach in the first half, a quarter in the second.
+
+    The falling half adds ``sum_{t=n/2}^{n-1} 2 (1 - t/n) / n``, which is a quarter and ``1 / (2 n)``.
+    """
+    rule, gradients = SteadyRate(reach=3.0), [torch.full((5,), noise)] * 200
+    state = rule.init(Start(200, 0.1, 5, 1.0))
+    rates, place, _ = walk(rule, state, gradients, noise)
+    assert rates[:100] == pytest.approx([3.0 / 200 / noise] * 100)
+    assert place.tolist() == pytest.approx([-3.0 * (0.75 + 1 / 400)] * 5, rel=1e-4)
+
+
+def test_a_steady_rate_follows_a_threshold_that_moves():
+    """The noise on the mean is proportional to the threshold: half of it, twice the rate."""
+    rule = SteadyRate()
+    state = rule.adapt(rule.init(Start(10, 0.1, 5, 1.0)), UP, noise=0.2)
+    first = rule.learning_rate(state, 0.1)
+    assert rule.learning_rate(rule.adapt(state, UP, noise=0.1), 0.1) == pytest.approx(2 * first)
+
+
+def test_without_noise_the_rate_given_stays_steady_or_not():
+    rule = SteadyRate()
+    assert rule.learning_rate(rule.adapt(rule.init(Start(10, 0.1, 2, 1.0)), UP, noise=0.0), base=0.1) == 0.1
+
+
 @pytest.mark.parametrize("start", [1e-4, 1.0])
 def test_the_distance_rate_finds_its_way_on_a_quadratic(start):
     """f(x) = |x|^2 / 2 from 10 in each of 50 directions; a constant rate of 1e-4 would stay at 9.4 in 600 steps."""
@@ -166,6 +192,7 @@ def test_adam_wosm_is_its_formula():
         lambda: Decay(1, 0),
         lambda: Decay(1, 2, power=0),
         lambda: AutomaticRate(travel=0),
+        lambda: SteadyRate(reach=0),
         lambda: Decay(math.nan),
     ],
 )

@@ -3,7 +3,7 @@ import pytest
 
 from sordina.clipping import Fixed, Online, Quantile
 from sordina.errors import InvalidInput
-from sordina.training import AdamWOSM, AutomaticRate
+from sordina.training import AdamWOSM, AutomaticRate, SteadyRate
 from sordina.tuning import STRATEGIES, Between, Grid, Random, log_spaced
 from sordina.tuning.space import spanning
 from sordina.tuning.strategies import fields_of, named
@@ -27,6 +27,7 @@ def test_a_strategy_sets_what_the_thesis_says():
     assert online["clipping"] == Online.as_in_thesis(0.1, 2.5e-3)
     assert online["lr"] == 0.3
     assert online["learning_rate"].rate(1000) == 2.5e-3
+    assert fields_of("online", {"rho": 2.0}) == {"clipping": Online(0.1), "learning_rate": SteadyRate(0.7)}
     assert fields_of("fixed-threshold", {"rho": 1.0, "C": 2.0}) == {"clipping": Fixed(2.0), "lr": 1.0}
     assert fields_of("fixed-quantile", {"rho": 1.0, "gamma": 0.3})["clipping"] == Quantile(0.3, 0.1, 0.2)
     assert fields_of("adam-wosm", {"C": 2.0}) == {"clipping": Fixed(2.0), "optimizer": AdamWOSM}

@@ -5,7 +5,7 @@ from sordina.training.distance import AutomaticRate, DistanceRate
 from sordina.training.evaluate import evaluate
 from sordina.training.plan import Plan, make_plan
 from sordina.training.private import Private, make_private
-from sordina.training.rate import LearningRateRule
+from sordina.training.rate import LearningRateRule, SteadyRate
 from sordina.training.run import Run
 from sordina.training.step import PrivateStep
 from sordina.training.trainer import Trainer
@@ -23,6 +23,7 @@ __all__ = [
     "PrivateStep",
     "Progress",
     "Run",
+    "SteadyRate",
     "StopTraining",
     "TensorBoard",
     "Trainer",

@@ -6,7 +6,7 @@ on it, so that a change of the clipping threshold does not change the length of 
 
 A walk driven by noise alone gets ``sqrt(t)`` far in t steps, so noise neither raises nor lowers the rate. Where
 gradients agree the distance grows faster, and the rate with it; where they turn against each other it falls behind.
-From the middle of the run on the rate falls linearly to zero, which averages the noise of the last steps away.
+From the middle of the run on the rate falls (`sordina.training.rate.fall`).
 
 The rule takes weights to move by ``rho_t g_t``, as plain SGD moves them.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sordina.training.rate import Start
+from sordina.training.rate import Start, fall
 from sordina.types import check_positive
 
 _USUAL_SIZE = 0.06
@@ -52,8 +52,7 @@ class DistanceRate:
         norm = float(gradient.norm())
         distance = state.distance or state.first * norm
         squares = state.squares + (norm / noise) ** 2
-        left = 1 - state.step / state.steps
-        rate = distance / math.sqrt(squares) / noise * min(1.0, 2 * left)
+        rate = distance / math.sqrt(squares) / noise * fall(state.step, state.steps)
         moved = gradient * rate if state.moved is None else state.moved.add(gradient, alpha=rate)
         distance = max(distance, float(moved.norm()))
         return DistanceState(state.steps, state.first, state.step + 1, distance, squares, moved, rate)

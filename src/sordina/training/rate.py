@@ -1,6 +1,6 @@
 """Learning rates that adapt to what was released: post-processing, so free, and good with every policy.
 
-`LearningRateRule` is the thesis's, `sordina.training.distance` has the default.
+`LearningRateRule` is the thesis's, `SteadyRate` keeps one step length, `sordina.training.distance` has the default.
 
 ``rho <- rho exp(r sign(g_t . g_{t-1}))`` (000 eq. 3.21; errata 9 on its sign). To first order the expected change of
 the loss in a step is ``-rho |g|^2 + rho^2/2 (g'Hg + sigma^2 tr H)``, and ``E[g_t . g_{t-1}]`` is minus its derivative
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.clipping.schedule import Decay
+from sordina.types import check_positive
 
 S = TypeVar("S")
 
@@ -29,6 +30,11 @@ class Start:
     lr: float
     weights: int
     size: float
+
+
+def fall(step: int, steps: int) -> float:
+    """One in the first half of a run, then linearly to zero, which averages the noise of the last steps away."""
+    return min(1.0, 2 * (1 - step / steps))
 
 
 class Rate(Protocol[S]):
@@ -80,6 +86,44 @@ class LearningRateRule:
     def learning_rate(self, state: RateState, base: float) -> float:
         """The optimiser's rate ``base`` times the factor."""
         return base * state.factor
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """The steps taken of how many, and the rate that follows (None: the optimiser's own)."""
+
+    steps: int
+    step: int = 0
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class SteadyRate:
+    """Steps of one length in units of the noise, whatever the threshold and the noise multiplier are.
+
+    A weight whose released gradient were one standard deviation of the noise in every step would move by ``reach`` in
+    the run (by three quarters of it with the `fall`). That makes the best ``reach`` much the same from model to model.
+    """
+
+    reach: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("reach of the steady learning rate", self.reach)
+
+    def init(self, start: Start) -> SteadyState:
+        """Nothing seen."""
+        return SteadyState(start.steps)
+
+    def adapt(self, state: SteadyState, gradient: Tensor, noise: float) -> SteadyState:
+        """The next rate; without noise there is no unit, and the optimiser's own stays."""
+        if noise == 0:
+            return state
+        rate = self.reach / state.steps / noise * fall(state.step, state.steps)
+        return SteadyState(state.steps, state.step + 1, rate)
+
+    def learning_rate(self, state: SteadyState, base: float) -> float:
+        """The rate of the step, or ``base``."""
+        return base if state.rate is None else state.rate
 
 
 @torch.no_grad()

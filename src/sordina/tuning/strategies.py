@@ -3,7 +3,7 @@
 =======================  ==============  ===========  ================================================================
 strategy                 varies          runs         clipping, learning rate
 =======================  ==============  ===========  ================================================================
-`online`                 rho             k            `Online` with its defaults, rho as the first `DistanceRate`
+`online`                 rho             k            `Online` with its defaults, `SteadyRate` of reach 0.35 rho
 `online-as-in-thesis`    rho             k            Algorithm 3 as printed: ``rho_c = rho_r = 2.5e-3``, ``C0 = 0.1``
 `fixed-threshold`        rho, C          k * k        `Fixed`, constant rate
 `fixed-quantile`         rho, gamma      5 k          `Quantile` from ``C0 = 0.1`` at update rate 0.2, constant rate
@@ -22,7 +22,7 @@ from typing import Any
 
 from sordina.clipping import Decay, Fixed, Online, Quantile
 from sordina.errors import InvalidInput
-from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule
+from sordina.training import AdamWOSM, AutomaticRate, LearningRateRule, SteadyRate
 from sordina.tuning.space import Configuration, Grid, log_spaced
 
 RHO = (10**-2.5, 10**1.5)
@@ -30,6 +30,7 @@ C = (1e-2, 1e2)
 GAMMA = (0.1, 0.3, 0.5, 0.7, 0.9)
 INITIAL = 0.1
 RATE = 2.5e-3
+REACH = 0.35
 
 Fields = Callable[[Configuration], dict[str, Any]]
 """From a configuration to fields of `sordina.Trainer`."""
@@ -60,7 +61,7 @@ def _threshold(granularity: int) -> dict[str, tuple[float, ...]]:
 
 
 def _online(configuration: Configuration) -> dict[str, Any]:
-    return {"clipping": Online(INITIAL), "lr": configuration["rho"], "learning_rate": DistanceRate()}
+    return {"clipping": Online(INITIAL), "learning_rate": SteadyRate(REACH * configuration["rho"])}
 
 
 def _online_as_in_thesis(configuration: Configuration) -> dict[str, Any]:
