@@ -51,8 +51,11 @@ def _value(job: Job, entry: Entry, scale: float) -> Value:
     configuration = ", ".join(f"{name} = {value:.4g}" for name, value in found.configuration.items())
     stopped = sum(run.stopped is not None for run in found.runs)
     parts = [configuration, f"noise {found.scheme.noise_multiplier:.3f}, {found.candidates} runs paid for"]
-    if len(found.runs) < found.candidates * found.repetitions:
-        parts.append(f"{len(found.runs)} of them made")
+    made = len(found.runs) // found.repetitions
+    if made < found.candidates:
+        parts.append(f"{made} of them made")
+    if found.repetitions > 1:
+        parts.append(f"{found.repetitions} seeds")
     if stopped:
         parts.append(f"{stopped} stopped early")
     if "best" in reference:
