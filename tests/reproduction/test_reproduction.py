@@ -61,7 +61,8 @@ def test_a_table_shows_ours_beside_theirs(tmp_path):
     assert 0 <= online.ours <= 100
     assert online.spread is not None
     assert "rho = 1" in online.note
-    assert "2 runs paid for" in wosm.note
+    assert "2 runs paid for; 1 of them made; 2 seeds" in wosm.note
+    assert "of them made" not in online.note
     assert "C = 0.01" in wosm.note
     assert any("TEST SET" in remark for remark in found.remarks)
     write({"name": "tiny", "title": "Tiny", "source": "nowhere", "scale": "smoke", "seconds": 1.0}, found, tmp_path)
