@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.training import AdamWOSM, AutomaticRate
+from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
 from sordina.training.rate import typical_size
 
 
@@ -124,21 +124,21 @@ def test_a_ledger_is_asked_first_and_told_after(model, make_model, data, tmp_pat
         trainer(make_model(), ledger=ledger).fit(data)
 
 
+class Crash:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def report(self, entry):
+        if entry["step"] == 7:
+            raise RuntimeError("power cut")
+
+
 def test_a_crash_leaves_its_reservation_and_a_resumed_run_settles_it(make_model, data, tmp_path):
     ledger = sd.Ledger(tmp_path / "ledger.db")
     ledger.create("people", sd.Budget(7, 1e-5))
-
-    class Crash:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def report(self, entry):
-            if entry["step"] == 7:
-                raise RuntimeError("power cut")
-
     options = {"ledger": ledger, "dataset_budget": "people", "folder": tmp_path / "a"}
     with pytest.raises(RuntimeError):
         trainer(make_model(), callbacks=[Crash()], **options).fit(data)
@@ -147,6 +147,18 @@ def test_a_crash_leaves_its_reservation_and_a_resumed_run_settles_it(make_model,
     assert run.steps == 20
     assert ledger.spent("people") <= 6 * (1 + 1e-9)
     assert not ledger.statement("people").having("open")
+
+
+@pytest.mark.parametrize("rate", [LearningRateRule(), SteadyRate(), DistanceRate(), AutomaticRate()], ids=repr)
+def test_every_rate_goes_on_from_a_checkpoint(rate, make_model, data, tmp_path):
+    options = {"learning_rate": rate, "folder": tmp_path / "a", "checkpoint_every": 5}
+    with pytest.raises(RuntimeError):
+        trainer(make_model(), callbacks=[Crash()], **options).fit(data)
+    resumed, whole = make_model(), make_model()
+    trainer(resumed, **options).fit(data, resume=True)
+    trainer(whole, learning_rate=rate).fit(data)
+    for one, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_resuming_what_is_not_there(model, data, tmp_path):

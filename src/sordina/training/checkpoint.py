@@ -17,12 +17,12 @@ from sordina.clipping import online, quantile, sector, trailing
 from sordina.errors import InvalidInput
 from sordina.training.distance import DistanceState
 from sordina.training.private import Private
-from sordina.training.rate import RateState
+from sordina.training.rate import RateState, SteadyState
 
 _FORMAT = 1
 _STATES: list[Any] = [
     online.OnlineState, quantile.QuantileState, sector.SectorState, trailing.TrailingState, RateState,
-    DistanceState,
+    SteadyState, DistanceState,
 ]  # fmt: skip
 
 
