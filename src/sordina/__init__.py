@@ -6,22 +6,51 @@ Names are loaded when first used, so that a command that only accounts never imp
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from sordina.errors import SordinaError
 from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
 
 if TYPE_CHECKING:
-    from sordina import accounting, clipping, mechanisms, sampling, tuning
+    from sordina import (
+        accounting,
+        auditing,
+        clipping,
+        datasets,
+        fairness,
+        federated,
+        gradients,
+        mechanisms,
+        models,
+        reports,
+        sampling,
+        training,
+        tuning,
+    )
     from sordina.accounting.ledger import Ledger
     from sordina.auditing.audit import audit
     from sordina.gradients import check, fix
     from sordina.training import Run, Trainer, make_private
     from sordina.tuning import Search
 
-__version__ = "0.1.0"
+__version__ = importlib.metadata.version("sordina")
 
-_ROOMS = ("accounting", "clipping", "mechanisms", "sampling", "tuning")
+_ROOMS = (
+    "accounting",
+    "auditing",
+    "clipping",
+    "datasets",
+    "fairness",
+    "federated",
+    "gradients",
+    "mechanisms",
+    "models",
+    "reports",
+    "sampling",
+    "training",
+    "tuning",
+)
 _NAMES: dict[str, str] = {
     "Trainer": "sordina.training",
     "make_private": "sordina.training",
@@ -46,12 +75,20 @@ __all__ = [
     "Unit",
     "accounting",
     "audit",
+    "auditing",
     "check",
     "clipping",
+    "datasets",
+    "fairness",
+    "federated",
     "fix",
+    "gradients",
     "make_private",
     "mechanisms",
+    "models",
+    "reports",
     "sampling",
+    "training",
     "tuning",
 ]
 
