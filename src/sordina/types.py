@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import Enum
 
 from sordina.errors import InvalidInput
@@ -67,6 +68,53 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
+def format_up(value: float, digits: int = 4) -> str:
+    """``value`` in at most ``digits`` significant digits, never below it: what a claim is shown with.
+
+    >>> format_up(1.00049), format_up(3.0), format_up(2.9999), format_up(1e-5, 3), format_up(1.001e-5, 3)
+    ('1.001', '3', '3', '1e-05', '1.01e-05')
+    """
+    return _format(value, digits, ROUND_CEILING)
+
+
+def format_down(value: float, digits: int = 4) -> str:
+    """The same, never above it: what a proven lower bound is shown with.
+
+    >>> format_down(1.9999), format_down(math.inf)
+    ('1.999', 'inf')
+    """
+    return _format(value, digits, ROUND_FLOOR)
+
+
+def _format(value: float, digits: int, rounding: str) -> str:
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    exact = Decimal(repr(float(value)))
+    kept = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding)
+    return f"{float(kept):.{digits}g}"
+
+
+def delta_warning(delta: float, units: int | float | None, unit: str = "record") -> str | None:
+    """What to say of a ``delta`` that is no smaller than one in ``units``; None if it is, or if nobody knows.
+
+    Publishing one record out of n, drawn at random and in full, is (0, 1/n)-DP: such a delta excludes nothing.
+
+    Args:
+        delta: The delta of the claim.
+        units: How many records, users or clients the claim protects.
+        unit: What one of them is called.
+
+    >>> delta_warning(1e-5, 60000) is None, delta_warning(1e-3, 1000)[:43]
+    (True, 'WARNING: delta 0.001 is not below 1/1,000 (')
+    """
+    if not units or not delta or delta * units < 1:
+        return None
+    return (
+        f"WARNING: delta {format_up(delta, 3)} is not below 1/{units:,.0f} (one in the number of {unit}s): publishing "
+        f"one {unit} in full, drawn at random, would meet it. Choose a far smaller delta."
+    )
+
+
 @dataclass(frozen=True)
 class Budget:
     """What may be spent: (epsilon, delta). ``epsilon = inf`` means no privacy at all, and is said so wherever it shows.
@@ -106,5 +154,5 @@ class Guarantee:
         return Guarantee(size * self.epsilon, delta, self.adjacency, unit, self.trust)
 
     def __str__(self) -> str:
-        claim = f"({self.epsilon:.4g}, {self.delta:.3g})-DP"
+        claim = f"({format_up(self.epsilon)}, {format_up(self.delta, 3)})-DP"
         return f"{claim} per {self.unit}, {self.adjacency} neighbours, {self.trust} model"

@@ -11,7 +11,7 @@ import numpy as np
 
 from sordina.auditing.bounds import LowerBound
 from sordina.auditing.scores import Estimate, Roc, Scores, auc, roc, tpr_at
-from sordina.types import Guarantee
+from sordina.types import Guarantee, format_down, format_up
 
 LOW_RATES = (0.01, 0.001)
 """False positive rates at which a membership attack is judged (Carlini et al. 2022)."""
@@ -58,14 +58,14 @@ class AttackResult:
     @property
     def verdict(self) -> str:
         """The finding in a sentence."""
-        shown = f"epsilon >= {self.bound.epsilon:.3g} at delta {self.bound.delta:.3g}, confidence {self.confidence:.0%}"
+        shown = f"epsilon >= {format_down(self.bound.epsilon)} at delta {self.bound.delta:.3g}, confidence {self.confidence:.0%}"
         if self.claim is None:
             return f"{self.name}: {shown}; no epsilon was claimed."
         if math.isinf(self.claim.epsilon):
             return f"{self.name}: {shown}; the model claims no privacy."
         if self.exceeds_claim:
-            return f"CLAIM REFUTED by {self.name}: {shown}, but epsilon {self.claim.epsilon:.3g} was claimed."
-        return f"{self.name}: {shown}; consistent with the claimed epsilon {self.claim.epsilon:.3g}."
+            return f"CLAIM REFUTED by {self.name}: {shown}, but epsilon {format_up(self.claim.epsilon)} was claimed."
+        return f"{self.name}: {shown}; consistent with the claimed epsilon {format_up(self.claim.epsilon)}."
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready picture."""

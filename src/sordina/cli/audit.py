@@ -205,11 +205,14 @@ def _say(
     if as_json:
         typer.echo(json.dumps(facts))
         return
+    from sordina.types import format_down
+
     for result in results:
         rates = ", ".join(f"TPR at {rate:.1%} FPR {estimate}" for rate, estimate in result.tpr.items())
         typer.echo(f"{result.name:>14}  AUC {result.auc}, {rates}, {result.seconds:.1f} s")
         for bound in result.bounds:
-            typer.echo(f"{'':>14}  epsilon >= {bound.epsilon:.3g} by {bound.method}: {bound.detail} ({bound.assumes})")
+            shown = format_down(bound.epsilon, 3)
+            typer.echo(f"{'':>14}  epsilon >= {shown} by {bound.method}: {bound.detail} ({bound.assumes})")
     refuted = any(result.exceeds_claim for result in results)
     typer.secho(verdict, fg=typer.colors.RED if refuted else None, bold=refuted, err=refuted)
     if folder is not None:

@@ -75,6 +75,8 @@ def _show(found: Comparison, out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sordina.types import format_up
+
     table = Table(title=found.selection.label, title_justify="left", caption_justify="left")
     for column in ("strategy", "epsilon", "configuration", "utility", "noise", "method", "runs"):
         table.add_column(column)
@@ -83,7 +85,7 @@ def _show(found: Comparison, out: Path) -> None:
         values = " ".join(f"{name}={value:.4g}" for name, value in outcome.configuration.items()) or "nothing to tune"
         utility = f"{entry.metric} {entry.utility:.4f}" + (f" ({outcome.spread:.4f})" if outcome.spread else "")
         table.add_row(
-            entry.strategy, f"{outcome.guarantee.epsilon:.4g}", values, utility,
+            entry.strategy, format_up(outcome.guarantee.epsilon), values, utility,
             f"{outcome.scheme.noise_multiplier:.4g}", outcome.scheme.method, str(outcome.candidates),
         )  # fmt: skip
     Console().print(table)
@@ -91,5 +93,5 @@ def _show(found: Comparison, out: Path) -> None:
         typer.echo(f"{entry.strategy}: {entry.outcome.scheme.reason}")
         typer.echo(f"{entry.strategy}: {entry.outcome.statement()}")
     if len(found.entries) > 1 and found.together is not None:
-        typer.echo(f"All searches together cost epsilon {found.together:.4g}.")
+        typer.echo(f"All searches together cost epsilon {format_up(found.together)}.")
     typer.echo(f"Saved in {out}.")

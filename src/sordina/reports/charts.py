@@ -12,6 +12,7 @@ from sordina.reports.bars import Bar, Bars
 from sordina.reports.facts import Attack, Run
 from sordina.reports.odds import most_found
 from sordina.reports.svg import STYLES, Axis, Chart, Series, thinned
+from sordina.types import format_down, format_up
 
 _DENSE = 160
 _RISK = 0.025
@@ -20,10 +21,10 @@ _RISK = 0.025
 def budget(runs: Sequence[Run]) -> Chart | None:
     """Epsilon spent, step by step."""
     series = _lines([run for run in runs if run.private], "epsilon", among=runs)
-    ends = ", ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in series)
+    ends = ", ".join(f"{line.name} ends at {format_up(line.points[-1][1])}" for line in series)
     return _chart(
         "Budget over time", f"The epsilon spent grows with every step: {ends}.",
-        Axis(_unit(runs)), Axis("ε spent", low=0.0), series,
+        Axis(_unit(runs)), Axis("ε spent", low=0.0, up=True), series,
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def roc(run: Run) -> Chart | None:
     claim = run.claim
     if run.private and claim.epsilon is not None and claim.trust == "central":
         allowed = tuple((x, most_found(claim.epsilon, claim.delta or 0.0, x)) for x in grid)
-        series.append(Series(f"most that ε = {claim.epsilon:.3g} allows", allowed, 1, reference=True))
+        series.append(Series(f"most that ε = {format_up(claim.epsilon)} allows", allowed, 1, reference=True))
     axes = [Axis(f"{which} positive rate", log=True, percent=True, low=floor, high=1.0) for which in ("false", "true")]
     best = max(curves, key=lambda attack: attack.auc.value if attack.auc else 0.0)
     area = f" Area under the curve of {best.name}: {best.auc.value:.3f}." if best.auc else ""
@@ -78,8 +79,8 @@ def measured(runs: Sequence[Run]) -> Bars | None:
     for index, run in enumerate(runs):
         claimed = run.claim.epsilon if run.private and run.claim.epsilon is not None else math.inf
         for attack in run.attacks:
-            says = "no privacy claimed" if math.isinf(claimed) else f"claimed ε = {claimed:.3g}"
-            told = f"{run.name}, {attack.name}: measured ε ≥ {attack.measured:.3g}; {says}"
+            says = "no privacy claimed" if math.isinf(claimed) else f"claimed ε = {format_up(claimed)}"
+            told = f"{run.name}, {attack.name}: measured ε ≥ {format_down(attack.measured)}; {says}"
             bars.append(Bar(f"{run.name} · {attack.name}", attack.measured, index % STYLES, claimed, told))
     if not bars:
         return None
@@ -99,16 +100,18 @@ def leakage(run: Run, bins: int = 8) -> Bars | None:
         for value in run.leakage:
             counts[min(bins - 1, int((value - low) / (high - low) * bins))] += 1
         width = (high - low) / bins
-        labels = [f"{low + width * index:.3g} to {low + width * (index + 1):.3g}" for index in range(bins)]
+        labels = [
+            f"{format_down(low + width * index)} to {format_up(low + width * (index + 1))}" for index in range(bins)
+        ]
     else:
         counts = [run.leakage.count(edge) for edge in edges]
-        labels = [f"{edge:.4g}" for edge in edges]
+        labels = [format_up(edge) for edge in edges]
     total = len(run.leakage)
     bars = tuple(
         Bar(f"leaked {label}", count, 0, words=f"{count} of {total} clients leaked {label}")
         for label, count in zip(labels, counts, strict=True)
     )
-    summary = f"{total} clients; the most leaked by one is {high:.4g}."
+    summary = f"{total} clients; the most leaked by one is {format_up(high)}."
     return Bars(f"Clients' leakage in {run.name}", summary, Axis("number of clients"), bars)
 
 

@@ -8,6 +8,7 @@ from sordina.reports import sections, words
 from sordina.reports.facts import Report, Run, last
 from sordina.reports.html import section, table
 from sordina.reports.odds import best_guess, percent_up, rounded_up
+from sordina.types import format_up
 
 _NOTHING = "—"
 
@@ -53,7 +54,7 @@ def _measured(run: Run) -> str | None:
 
 def _leaked(run: Run) -> str | None:
     most = words.leaked(run)
-    return None if most is None else f"{most:.4g}"
+    return None if most is None else format_up(most)
 
 
 _FACTS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
@@ -61,7 +62,7 @@ _FACTS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("data", lambda run: run.dataset),
     ("model", lambda run: run.model),
     ("epsilon", lambda run: rounded_up(run.claim.epsilon) if run.private and run.claim.epsilon else None),
-    ("delta", lambda run: f"{run.claim.delta:.3g}" if run.private and run.claim.delta is not None else None),
+    ("delta", lambda run: format_up(run.claim.delta, 3) if run.private and run.claim.delta is not None else None),
     ("protects", lambda run: words.protects(run.claim) if run.private else None),
     ("odds grow at most", lambda run: words.odds_short(run) if run.claim.sound else None),
     ("attacker right at most", _guess),

@@ -24,7 +24,7 @@ from sordina.errors import BudgetRefused, InvalidInput, SordinaError
 from sordina.reports import demo_parts as parts
 from sordina.reports import reading, writing
 from sordina.reports.demo_parts import FULL, QUICK, Size
-from sordina.types import Budget
+from sordina.types import Budget, format_up
 
 __all__ = ["FULL", "QUICK", "Outcome", "Size", "fresh_folder", "run"]
 
@@ -173,7 +173,7 @@ class _Demo:
             lines.append(f"Cut off: {', '.join(cut)}. What it reserved in the ledger stays booked as spent.")
         if (self.folder / "ledger.db").exists():
             spent = self.ledger.spent(DATASET) if "ledger" in vars(self) else 0.0
-            lines.append(f"Ledger: {spent:.3g} of ε = {WHOLE.epsilon:g} booked on {DATASET!r}.")
+            lines.append(f"Ledger: {format_up(spent)} of ε = {WHOLE.epsilon:g} booked on {DATASET!r}.")
         if finished:
             lines.append(f"A report of what is there: sordina report {' '.join(map(str, finished))}")
         return "\n".join(lines)

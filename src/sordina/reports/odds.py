@@ -12,8 +12,9 @@ Every number below follows from these two lines (Kairouz, Oh and Viswanath 2015)
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
-from sordina.types import check_delta, check_epsilon
+from sordina.types import check_delta, check_epsilon, format_up
 
 
 def odds_factor(epsilon: float) -> float:
@@ -63,11 +64,9 @@ def rounded_up(value: float, digits: int = 3) -> str:
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    shifted = value * 10.0**places
-    nearest = round(shifted)
-    whole = nearest if math.isclose(shifted, nearest, rel_tol=1e-12) else math.ceil(shifted)
-    return f"{whole / 10.0**places:,.{max(0, places)}f}" if places < 6 else f"{whole / 10.0**places:.{digits - 1}e}"
+    shown = float(format_up(value, digits))
+    places = digits - 1 - Decimal(repr(shown)).adjusted()
+    return f"{shown:,.{max(0, places)}f}" if places < 6 else f"{shown:.{digits - 1}e}"
 
 
 def percent_up(share: float) -> str:

@@ -11,6 +11,7 @@ from sordina.reports.facts import Account, Image, Reconstruction, Report, Run
 from sordina.reports.html import bullets, cards, figure, keys, paragraph, section, table
 from sordina.reports.odds import best_guess, percent_up, rounded_up
 from sordina.reports.picture import data_address
+from sordina.types import format_down, format_up
 
 _FEW = (
     "In brackets: 95 % confidence intervals. Where there are fewer others than a rate of false alarms can count, the "
@@ -62,7 +63,9 @@ def _gauge(run: Run) -> str:
 
 def _facts(run: Run) -> list[tuple[str, str | None]]:
     claim, found = run.claim, run.measured
-    exact = f"ε = {rounded_up(claim.epsilon)}, δ = {claim.delta or 0:.3g}" if claim.epsilon is not None else None
+    exact = (
+        f"ε = {rounded_up(claim.epsilon)}, δ = {format_up(claim.delta or 0, 3)}" if claim.epsilon is not None else None
+    )
     return [
         ("Guarantee", exact if run.private else None),
         ("Protects", words.protects(claim) if run.private else None),
@@ -192,7 +195,7 @@ def _account(account: Account) -> str:
         f'<div class="meter" role="img" aria-label="{share:.0%} of the budget spent">'
         f'<div style="width:{share:.1%}"></div></div>'
         + paragraph(
-            f"Spent ε = {rounded_up(account.spent)} of {account.budget:g} at δ = {account.delta:.3g}, per "
+            f"Spent ε = {rounded_up(account.spent)} of {account.budget:g} at δ = {format_up(account.delta, 3)}, per "
             f"{account.unit}, {account.adjacency} neighbours. Together the spends cost this much; "
             f"added up one by one they would cost {rounded_up(alone) if alone else '0'}."
         )
@@ -242,7 +245,7 @@ def origin(report: Report) -> str:
 
 
 def _number(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return "∞" if math.isinf(value) else format_down(value, 3)
 
 
 ORDER = (answer, course, attacked, reconstructed, clients, fair, ledger, caveats, origin)

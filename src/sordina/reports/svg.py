@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from sordina.types import format_up
+
 WIDTH, HEIGHT = 440, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 428, 30, 238
 _MARKED = 40
@@ -19,13 +21,14 @@ STYLES = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """What is on an axis. ``percent`` shows shares as per cent; bounds left out come from the data."""
+    """What is on an axis. ``percent`` shows shares as per cent, ``up`` rounds up; bounds left out come from the data."""
 
     label: str
     log: bool = False
     percent: bool = False
     low: float | None = None
     high: float | None = None
+    up: bool = False
 
     def text(self, value: float) -> str:
         """A value the way people read it.
@@ -33,6 +36,8 @@ class Axis:
         >>> Axis("x", percent=True).text(0.001), Axis("x").text(1234.5678)
         ('0.1 %', '1235')
         """
+        if self.up:
+            return format_up(value)
         return f"{value * 100:.4g} %" if self.percent else f"{value:.4g}"
 
 

@@ -6,6 +6,7 @@ import math
 
 from sordina.reports.facts import Attack, Claim, Run
 from sordina.reports.odds import best_guess, most_found, odds_factor, percent_up, rounded_up
+from sordina.types import format_down
 
 NOT_PRIVATE = "NOT PRIVATE"
 _WHO = {"record": "record", "user": "person", "group": "group of people"}
@@ -108,7 +109,7 @@ def proven(attack: Attack) -> str:
     """What the attack with the largest bound shows."""
     if attack.measured == 0:
         return "nothing (ε ≥ 0)"
-    return f"ε ≥ {'∞' if math.isinf(attack.measured) else format(attack.measured, '.3g')} ({attack.name})"
+    return f"ε ≥ {'∞' if math.isinf(attack.measured) else format_down(attack.measured, 3)} ({attack.name})"
 
 
 def leaked(run: Run) -> float | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from sordina.types import format_up
+
 
 class StopTraining(Exception):
     """Raised by a watcher's `report` to end a run before its plan does; the run counts as spent in full.
@@ -68,7 +70,7 @@ class Progress:
         facts = [f"{name} {value:.4g}" for name, value in self._validation.items()]
         threshold, epsilon = entry["threshold"], entry["epsilon"]
         facts += ["not private" if threshold is None else f"C {threshold:.3g}"]
-        facts += [] if epsilon is None else [f"ε {epsilon:.3f}"]
+        facts += [] if epsilon is None else [f"ε {format_up(epsilon)}"]
         self._bar.update(self._task, completed=entry["step"], facts="  ".join(facts))
 
 

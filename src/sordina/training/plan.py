@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sordina.accounting import Event, Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.sampling import Sampler
-from sordina.types import Adjacency, Budget, Guarantee, Unit
+from sordina.types import Adjacency, Budget, Guarantee, Unit, format_up
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def make_plan(
     spent = plan.guarantee().epsilon
     if spent > budget.epsilon:
         raise BudgetRefused(
-            f"{steps} steps at noise multiplier {noise_multiplier:.4g} cost epsilon {spent:.4g}, above the budget of "
-            f"{budget.epsilon:.4g} at delta {budget.delta:.3g}. Raise the noise or the budget, or take fewer steps."
+            f"{steps} steps at noise multiplier {noise_multiplier:.4g} cost epsilon {format_up(spent)}, above the budget of "
+            f"{budget.epsilon:g} at delta {budget.delta:g}. Raise the noise or the budget, or take fewer steps."
         )
     return plan
 

@@ -1,0 +1,56 @@
+"""A claim is never shown smaller than it is, and a delta that protects nobody is said to."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sordina.reports.odds import rounded_up
+from sordina.reports.svg import Axis
+from sordina.training.callbacks import Progress
+from sordina.types import Guarantee, delta_warning, format_down, format_up
+
+sizes = st.floats(1e-12, 1e12)
+
+
+@given(sizes, st.integers(1, 6))
+def test_what_is_shown_is_never_on_the_wrong_side(value, digits):
+    assert float(format_up(value, digits)) >= value
+    assert float(format_down(value, digits)) <= value
+    assert float(rounded_up(value, digits).replace(",", "")) >= value
+
+
+@given(sizes, st.integers(2, 6))
+def test_and_never_off_by_more_than_its_last_digit(value, digits):
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    assert float(format_up(value, digits)) - value <= 1.001 * step
+    assert value - float(format_down(value, digits)) <= 1.001 * step
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1.00049, "1.001"), (1.0, "1"), (0.1, "0.1"), (2.9999999, "3"), (0, "0")])
+def test_examples(value, shown):
+    assert format_up(value) == shown
+
+
+def test_a_guarantee_says_no_less_than_it_is():
+    assert str(Guarantee(1.00049, 1.004e-5)).startswith("(1.001, 1.01e-05)-DP")
+    assert str(Guarantee(3.0, 1e-5)).startswith("(3, 1e-05)-DP")
+
+
+def test_so_do_the_progress_bar_and_the_axis_of_a_chart():
+    bar = Progress(10)
+    bar.report({"step": 1, "threshold": 1.0, "epsilon": 1.00049})
+    assert "ε 1.001" in bar._bar.tasks[0].fields["facts"]
+    assert Axis("ε spent", up=True).text(1.00001) == "1.001"
+
+
+class TestDelta:
+    def test_one_in_n_or_more_is_warned_of(self):
+        assert delta_warning(1e-3, 999) is None
+        assert "WARNING" in delta_warning(1e-3, 1000)
+        assert "1/50" in delta_warning(0.5, 50, "client")
+
+    def test_nothing_is_said_where_nothing_is_known(self):
+        assert delta_warning(0.1, None) is None
+        assert delta_warning(0.0, 10) is None
