@@ -58,7 +58,8 @@ class AttackResult:
     @property
     def verdict(self) -> str:
         """The finding in a sentence."""
-        shown = f"epsilon >= {format_down(self.bound.epsilon)} at delta {self.bound.delta:.3g}, confidence {self.confidence:.0%}"
+        proven, delta = format_down(self.bound.epsilon), self.bound.delta
+        shown = f"epsilon >= {proven} at delta {delta:.3g}, confidence {self.confidence:.0%}"
         if self.claim is None:
             return f"{self.name}: {shown}; no epsilon was claimed."
         if math.isinf(self.claim.epsilon):

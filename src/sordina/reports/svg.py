@@ -21,7 +21,7 @@ STYLES = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """What is on an axis. ``percent`` shows shares as per cent, ``up`` rounds up; bounds left out come from the data."""
+    """What is on an axis. ``percent`` shows shares as per cent, ``up`` rounds up. Bounds come from the data if left out."""
 
     label: str
     log: bool = False

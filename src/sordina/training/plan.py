@@ -90,8 +90,8 @@ def make_plan(
     spent = plan.guarantee().epsilon
     if spent > budget.epsilon:
         raise BudgetRefused(
-            f"{steps} steps at noise multiplier {noise_multiplier:.4g} cost epsilon {format_up(spent)}, above the budget of "
-            f"{budget.epsilon:g} at delta {budget.delta:g}. Raise the noise or the budget, or take fewer steps."
+            f"{steps} steps at noise multiplier {noise_multiplier:.4g} cost epsilon {format_up(spent)}, above the "
+            f"budget of {budget.epsilon:g} at delta {budget.delta:g}. Raise the noise or the budget, or take fewer steps."
         )
     return plan
 
