@@ -125,12 +125,18 @@ class Judge:
         if spare < size:
             raise ValueError("the batch needs one unit more than the largest size")
         truth = self._truth([*units, spare])
+        if truth is None and size == 1:
+            return
         mixes = truth is None or self._mixes(units, truth)
         self.mixes |= mixes
-        policy = self._policy(truth)
         generator = torch.Generator().manual_seed(self.seed + size)
         removed = units if self.all_records else [int(torch.randint(size, (), generator=generator))]
-        known = None if mixes or truth is None else truth
+        for policy in self._policies(units, None if mixes else truth):
+            self._neighbours(units, spare, removed, policy, None if mixes else truth)
+
+    def _neighbours(
+        self, units: Sequence[int], spare: int, removed: Sequence[int], policy: Any, known: Truth | None
+    ) -> None:
         with self._asked(policy) as asked:
             whole = asked.clipped(units, known)
             for unit in removed:
@@ -172,8 +178,6 @@ class Judge:
         try:
             return Truth.of(self.model, self.losses, self.batch, units, self.rows_per_unit)
         except Exception:
-            if len(units) <= 2:
-                raise
             return None
 
     def _mixes(self, units: Sequence[int], truth: Truth) -> bool:
@@ -189,15 +193,22 @@ class Judge:
                 return True
         return False
 
-    def _policy(self, truth: Truth | None) -> Any:
-        """The given one, or a threshold in the middle of the norms."""
+    def _policies(self, units: Sequence[int], truth: Truth | None) -> list[Any]:
+        """The given one, or a threshold in the middle of the norms; of those in company, three, if samples mix."""
         if self.clipping is not None:
-            return self.clipping
-        if truth is None:
-            return Fixed(0.1)
-        norms = torch.stack([vector.norm() for vector in truth.vectors.values()])
+            return [self.clipping]
+        if truth is not None:
+            vectors = list(truth.vectors.values())
+        else:
+            model = _double(self.model)
+            losses = self.losses(model, take(_doubled(self.batch), rows_of(units, self.rows_per_unit)))
+            vectors = [_gradient(model, loss) for loss in losses.view(len(units), -1).sum(1)]
+        norms = torch.stack([vector.norm() for vector in vectors])
         norms = norms[norms.isfinite() & (norms > 1e-30) & (norms < 1e30)]
-        return Fixed(float(norms.median())) if len(norms) else Fixed(1.0)
+        if not len(norms):
+            return [Fixed(1.0)]
+        middle, low, high = float(norms.median()), float(norms.min()), float(norms.max())
+        return [Fixed(middle)] if truth is not None else [Fixed(middle), Fixed(low / 10), Fixed(high)]
 
 
 @dataclass(frozen=True)
