@@ -11,6 +11,7 @@ import sordina
 
 SOURCE = Path(sordina.__file__).parent
 WORDS = {"types", "errors", "randomness", "normals", "memory", "seam", "__init__"}
+WORDS |= {"private_files", "journal", "run_folder"}
 FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},

@@ -17,10 +17,12 @@ def test_claims_come_before_steps_and_survive(tmp_path):
     assert Journal.open(path).claimed == 2 * BLOCK
 
 
-def test_a_torn_line_is_ignored(tmp_path):
+def test_a_torn_line_counts_as_spent(tmp_path):
     path = tmp_path / "journal.jsonl"
-    path.write_text('{"claimed": 50}\n{"claim')
-    assert Journal.open(path).claimed == 50
+    Journal.open(path).claim(1, last=100)
+    with path.open("a") as file:
+        file.write('{"claim')
+    assert Journal.open(path).claimed == 2 * BLOCK
 
 
 def test_nothing_is_claimed_beyond_the_plan(tmp_path):

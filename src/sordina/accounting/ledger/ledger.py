@@ -57,6 +57,11 @@ class Ledger:
         """Where the ledger is, without any password."""
         return self._store.name
 
+    @property
+    def id(self) -> str:
+        """A name no other ledger has, wherever it is moved: the hash of its first entry."""
+        return self._store.read().hashes[0]
+
     def create(
         self,
         dataset: str,
@@ -122,6 +127,10 @@ class Ledger:
         if spend.status is not Status.OPEN:
             raise InvalidInput(f"reservation {number} is {spend.status} already; only an open one can be taken up.")
         return Reservation(self, spend, myself())
+
+    def spends(self) -> dict[int, Spend]:
+        """Every reservation by its number, whatever became of it; costs no accounting."""
+        return dict(replay(self._store.read().entries).spends)
 
     def settle(self, number: int, event: Event | None = None, *, who: str | None = None) -> Entry:
         """Record what reservation ``number`` really spent (without ``event``: all of it).
