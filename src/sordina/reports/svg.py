@@ -21,7 +21,7 @@ STYLES = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """What is on an axis. ``percent`` shows shares as per cent, ``up`` rounds up. Bounds come from the data if left out."""
+    """What is on an axis. ``percent`` shows shares as per cent, ``up`` rounds up; bounds not given are the data's."""
 
     label: str
     log: bool = False

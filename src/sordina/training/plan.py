@@ -91,7 +91,7 @@ def make_plan(
     if spent > budget.epsilon:
         raise BudgetRefused(
             f"{steps} steps at noise multiplier {noise_multiplier:.4g} cost epsilon {format_up(spent)}, above the "
-            f"budget of {budget.epsilon:g} at delta {budget.delta:g}. Raise the noise or the budget, or take fewer steps."
+            f"budget of {budget.epsilon:g} at delta {budget.delta:g}. Raise noise or budget, or take fewer steps."
         )
     return plan
 
