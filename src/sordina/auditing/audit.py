@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sordina.auditing.bounds import Bound, TwoRates, check_confidence
+from sordina.auditing.bounds import Bound, TwoRates, shared_confidence
 from sordina.auditing.membership.attack import Attack, Loss
 from sordina.auditing.membership.calibrated import AttackModel, LiRA, ShadowDifference
 from sordina.auditing.membership.noisy import NoisyNeighbours
@@ -48,6 +48,7 @@ def audit(
     attacks: Sequence[str | Attack] = ("loss", "noisy"),
     *,
     claim: Guarantee | None = None,
+    random_split: bool = False,
     delta: float | None = None,
     confidence: float = 0.95,
     recipe: Recipe | None = None,
@@ -59,11 +60,26 @@ def audit(
 ) -> Audit:
     """Attack ``model`` and bound its epsilon from below.
 
-    ``members`` were trained on and ``non_members`` were not: ``(inputs, labels)``, token ids, or a torch data set. The
-    bound is valid if who became a member was decided at random (`sordina.auditing.one_run`). Shadow models are trained
-    by ``recipe``, which should be the target's own. Without a ``claim`` the bound is at ``delta`` (1e-5).
+    Args:
+        model: What was trained.
+        members: Who was trained on: ``(inputs, labels)``, token ids, or a torch data set.
+        non_members: Who was not, in the same form.
+        attacks: Names of `ATTACKS`, or attacks.
+        claim: The guarantee to hold the bounds against.
+        random_split: Say so if chance alone decided who became a member (`sordina.auditing.one_run`). Any other
+            difference between the two groups looks like leakage, so without it no claim is called refuted.
+        delta: Where the bounds are taken without a claim; 1e-5 if left out.
+        confidence: That of all bounds together: each attack gets an equal share of the error.
+        recipe: How shadow models are trained; should be the target's own way.
+        shadows: How many of them.
+        embedding: The layer that noise is added behind, by name.
+        tuning: The share of rows that attacks are tuned on; the others are reported on.
+        seed: Makes the audit repeatable.
+        progress: Told of every shadow model.
     """
-    check_confidence(confidence)
+    each = shared_confidence(confidence, len(attacks))
+    if not attacks:
+        raise InvalidInput(f"an audit needs at least one attack. Choose from {', '.join(ATTACKS)}.")
     rng = np.random.default_rng(seed)
     delta = check_delta(delta if delta is not None else claim.delta if claim is not None else 1e-5)
     rows = _Rows.of(as_samples(members), as_samples(non_members), tuning, rng)
@@ -76,9 +92,11 @@ def audit(
             trained = trained or _train_shadows(target, rows.samples, recipe, shadows, rng, progress)
         ready = _ready(attack, target, rows, trained, rng)
         tuned, reported = rows.separate(ready, target)
-        bounds = tuple(bound.epsilon_lower(tuned, reported, delta, confidence) for bound in _bounds(claim))
+        bounds = tuple(bound.epsilon_lower(tuned, reported, delta, each) for bound in _bounds(claim))
         seconds = time.perf_counter() - start
-        results.append(AttackResult(ready.name, reported, bounds, claim, confidence, seconds, _details(ready)))
+        results.append(
+            AttackResult(ready.name, reported, bounds, claim, confidence, seconds, _details(ready), random_split)
+        )
     return Audit(tuple(results), claim)
 
 

@@ -116,6 +116,15 @@ def check_confidence(confidence: float) -> float:
     return confidence
 
 
+def shared_confidence(confidence: float, attacks: int) -> float:
+    """The confidence of each of ``attacks`` bounds at which all of them hold together at ``confidence`` (Bonferroni).
+
+    >>> round(shared_confidence(0.95, 5), 9)
+    0.99
+    """
+    return 1 - (1 - check_confidence(confidence)) / max(1, attacks)
+
+
 @dataclass(frozen=True)
 class TwoRates:
     """Clopper-Pearson on both rates, both directions, delta included."""

@@ -34,8 +34,9 @@ def audit_run(
 ) -> Audit:
     """Attack the model of a run: what it was trained on against the rest of the training file, or the test set.
 
-    At most ``rows`` of each are looked at. Shadow models train without privacy on as many rows as there are members
-    here, for as many epochs and with the same batches as the run.
+    Only a run that left rows out by chance (`sordina train --rows`) can be refuted: a test file is another group of
+    people. At most ``rows`` of each are looked at. Shadow models train without privacy on as many rows as there are
+    members here, for as many epochs and with the same batches as the run.
     """
     if rows < 10:
         raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
@@ -46,7 +47,8 @@ def audit_run(
     subject = subject.some(members, members if calibrated else rows, rng)
     return audit(
         subject.model, subject.members, subject.others, attacks,
-        claim=subject.claim, delta=subject.delta, confidence=confidence, recipe=subject.recipe, shadows=shadows,
+        claim=subject.claim, random_split=subject.random_split, delta=subject.delta, confidence=confidence,
+        recipe=subject.recipe, shadows=shadows,
         seed=None if seed is None else seed + 1, progress=progress,
     )  # fmt: skip
 
@@ -65,7 +67,8 @@ def open_subject(folder: Path) -> Subject:
         optimizer="sgd" if made.lr else "adam",
     )
     members, others = as_samples(data.train), as_samples(made.left_out())
-    return Subject(model, members, others, claim_of(privacy), made.delta, recipe)
+    split = made.rows is not None
+    return Subject(model, members, others, claim_of(privacy), made.delta, recipe, random_split=split)
 
 
 def claim_of(privacy: dict[str, Any]) -> Guarantee:

@@ -22,6 +22,8 @@ class Subject:
     claim: Guarantee | None
     delta: float
     recipe: Recipe | None = None
+    random_split: bool = False
+    """Whether chance alone decided who was in."""
 
     def some(self, members: int, others: int, rng: np.random.Generator) -> Subject:
         """At most so many of each, drawn at random."""

@@ -137,7 +137,10 @@ def attack_membership(planted: Planted, folders: Sequence[Path], console: Consol
     for folder in track(folders, "attacking", console=console, disable=console.quiet):
         model = _network(planted)
         model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
-        found = audit(model, planted.members, planted.others, ("loss", "noisy"), claim=_claim(folder), delta=1e-5)
+        found = audit(
+            model, planted.members, planted.others, ("loss", "noisy"),
+            claim=_claim(folder), random_split=True, delta=1e-5,
+        )  # fmt: skip
         _write(folder / "audit.json", found.to_dict())
         console.print(f"{folder.name}: {found.verdict}", highlight=False)
 

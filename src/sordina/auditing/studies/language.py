@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sordina import datasets, randomness
-from sordina.auditing.bounds import Bound, TwoRates
+from sordina.auditing.bounds import Bound, TwoRates, shared_confidence
 from sordina.auditing.membership.attack import Attack, Loss, Neighbours
 from sordina.auditing.membership.calibrated import ShadowDifference
 from sordina.auditing.membership.noisy import NoisyNeighbours
@@ -165,14 +165,14 @@ def language_study(
         lambda: Neighbours(LowerCase(corpus.vocabulary), rng, count=1, name="lower-case"),
         lambda: Neighbours(WordSwap(corpus.vocabulary), rng, count=neighbours, name="word-swap"),
     )
-    results = tuple(_judge(make, target, corpus, confidence, delta) for make in attacks)
+    results = tuple(_judge(make, target, corpus, confidence, len(attacks), delta) for make in attacks)
     train_loss, test_loss = (float(target.losses(side).mean()) for side in corpus.report)
     size = sum(parameter.numel() for parameter in model.parameters())
     return LanguageStudy(Audit(results), train_loss, test_loss, target_seconds, size)
 
 
 def _judge(
-    make: Callable[[], Attack], target: LanguageModel, corpus: Corpus, confidence: float, delta: float
+    make: Callable[[], Attack], target: LanguageModel, corpus: Corpus, confidence: float, attacks: int, delta: float
 ) -> AttackResult:
     """Make the attack ready, score, and stop the clock before the bounds."""
     start = time.process_time()
@@ -183,7 +183,8 @@ def _judge(
     tune_in, tune_out, report_in, report_out = np.split(scores, cuts)
     tuned, reported = Scores(tune_in, tune_out), Scores(report_in, report_out)
     bounds: tuple[Bound, ...] = (OneRun(), TwoRates())
-    found = tuple(bound.epsilon_lower(tuned, reported, delta, confidence) for bound in bounds)
+    each = shared_confidence(confidence, attacks)
+    found = tuple(bound.epsilon_lower(tuned, reported, delta, each) for bound in bounds)
     peak = getattr(attack, "peak", None)
     details = {} if peak is None else {"sigma": peak.sigma, "auc_by_sigma": [list(point) for point in peak.tried]}
     return AttackResult(attack.name, reported, found, None, confidence, seconds, details)

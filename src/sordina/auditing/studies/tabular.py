@@ -104,8 +104,8 @@ def membership_study(
     def judged(model: nn.Module, claim: Guarantee | None) -> Trained:
         found = audit(
             model, members, others, attacks,
-            claim=claim, delta=delta, confidence=confidence, recipe=recipe, shadows=shadows, seed=seed,
-            progress=progress,
+            claim=claim, random_split=True, delta=delta, confidence=confidence, recipe=recipe, shadows=shadows,
+            seed=seed, progress=progress,
         )  # fmt: skip
         return Trained(accuracy(model, members), accuracy(model, others), found)
 
