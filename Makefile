@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev,docs,federated,llm
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs random-models clean
 .DELETE_ON_ERROR:
 
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
@@ -32,6 +32,10 @@ check: $(DEV)
 
 bench: $(VENV)/.ready-dev+federated+llm+bench
 	$(BIN)/python -m benchmarks
+
+# 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
+random-models: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gradients.random_models
 
 docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

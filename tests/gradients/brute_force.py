@@ -104,16 +104,22 @@ class Judge:
                 for size in sizes:
                     self.trial(size)
             except SordinaError as refusal:
-                return self._verdict(Outcome.REFUSED, str(refusal))
+                return self._wrong() or self._verdict(Outcome.REFUSED, str(refusal))
             except Exception as crash:
-                return self._verdict(Outcome.CRASHED, f"{type(crash).__name__}: {crash}")
+                return self._wrong() or self._verdict(Outcome.CRASHED, f"{type(crash).__name__}: {crash}")
+        if wrong := self._wrong():
+            return wrong
+        if self.loose > 1.01:
+            return self._verdict(Outcome.LOOSE, f"a norm is {self.loose:.4g} times the truth")
+        return self._verdict(Outcome.EXACT)
+
+    def _wrong(self) -> Verdict | None:
+        """A silent error stays one, if a refusal comes later."""
         if self.mistakes:
             return self._verdict(Outcome.WRONG, self.mistakes[0])
         if self.worst > 1 + SLACK:
             return self._verdict(Outcome.WRONG, f"one record moves the clipped sum by {self.worst:.6g} bounds")
-        if self.loose > 1.01:
-            return self._verdict(Outcome.LOOSE, f"a norm is {self.loose:.4g} times the truth")
-        return self._verdict(Outcome.EXACT)
+        return None
 
     def _verdict(self, outcome: Outcome, why: str = "") -> Verdict:
         return Verdict(outcome, why, self.worst, self.mixes, tuple(dict.fromkeys(self.told)))
@@ -137,19 +143,32 @@ class Judge:
     def _neighbours(
         self, units: Sequence[int], spare: int, removed: Sequence[int], policy: Any, known: Truth | None
     ) -> None:
+        allowed = self._rounding(known)
         with self._asked(policy) as asked:
             whole = asked.clipped(units, known)
             for unit in removed:
                 less = [other for other in units if other != unit]
                 if less:
-                    self._moved(whole, asked.clipped(less, known), asked.bounds, 1)
-                self._moved(whole, asked.clipped([*less, spare], known), asked.bounds, 2)
+                    self._moved(whole, asked.clipped(less, known), asked.bounds, 1, allowed)
+                self._moved(whole, asked.clipped([*less, spare], known), asked.bounds, 2, allowed)
         self._added(asked)
+        less = [unit for unit in units if unit != removed[0]] or [spare]
         with self._asked(policy) as asked:
-            less = units[1:] if removed[0] == 0 else [unit for unit in units if unit != removed[0]]
-            if less:
-                self._moved(whole, asked.clipped(less, known), asked.bounds, 1)
+            sums = asked.clipped(less, known)
+            if len(less) < len(units):
+                self._moved(whole, sums, asked.bounds, 1, allowed)
         self._added(asked)
+        if asked.buffers != _buffers(self.model):
+            with self._asked(policy) as other:
+                other.clipped(units, known)
+            if asked.buffers != other.buffers:
+                self.mistakes.append("a buffer keeps what the records said")
+
+    def _rounding(self, known: Truth | None) -> float:
+        """How much right answers of a float32 model may differ between batches, relative to the largest clipped."""
+        if known is None or not self._single:
+            return 0.0
+        return sum(min(2.0, known.rounding(unit)) for unit in known.vectors)
 
     def _asked(self, policy: Any) -> Asked:
         return Asked(copy.deepcopy(self.model), self.losses, self.batch, policy, self.rows_per_unit, self.microbatch)
@@ -159,14 +178,14 @@ class Judge:
         self.worst = max(self.worst, asked.worst)
         self.loose = max(self.loose, asked.loose)
 
-    def _moved(self, one: list[Tensor], two: list[Tensor], bounds: Sequence[float], times: int) -> None:
+    def _moved(self, one: list[Tensor], two: list[Tensor], bounds: Sequence[float], times: int, allowed: float) -> None:
         for a, b, bound in zip(one, two, bounds, strict=True):
             moved = float((a - b).norm()) / (times * bound)
             if math.isnan(moved):
                 self.mistakes.append("the clipped sum is not a number")
-                moved = 0.0
+                continue
             rounding = 4e-6 if self._single else 1e-12
-            moved -= rounding * float(a.norm() + b.norm()) / (times * bound)
+            moved -= rounding * float(a.norm() + b.norm()) / (times * bound) + allowed
             self.worst = max(self.worst, moved)
 
     @property
@@ -240,6 +259,13 @@ class Truth:
             return 1e-8 * size + 1e-11
         return 2e-3 * size + 100 * float((self.single[unit] - self.vectors[unit]).norm()) + 1e-6
 
+    def rounding(self, unit: int) -> float:
+        """How far float32 is from the truth, relative to the gradient, with room for another order of sums."""
+        size = float(self.vectors[unit].norm())
+        if not math.isfinite(size) or not bool(self.single[unit].isfinite().all()):
+            return 2.0
+        return 100 * float((self.single[unit] - self.vectors[unit]).norm()) / max(size, 1e-30)
+
 
 @dataclass
 class Asked:
@@ -272,6 +298,7 @@ class Asked:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.engine.close()
+        self.buffers = _buffers(self.model)
         if kind is None and _state(self.model) != self.found:
             self.mistakes.append("the model was not left as it was found")
 
@@ -459,6 +486,10 @@ def _state(model: nn.Module) -> list[Any]:
         )
         for name, module in model.named_modules()
     ]
+
+
+def _buffers(model: nn.Module) -> list[bytes]:
+    return [buffer.detach().cpu().numpy().tobytes() for buffer in model.buffers()]
 
 
 class _heard(logging.Handler):
