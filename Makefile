@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS ?= dev,docs,federated,llm
+EXTRAS ?= dev,docs,federated,llm,tables
 CONSTRAINTS ?= constraints.txt
 
 .PHONY: demo test check bench docs random-models clean
@@ -30,7 +30,7 @@ check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.ready-dev+federated+llm+bench
+bench: $(VENV)/.ready-dev+federated+llm+tables+bench
 	$(BIN)/python -m benchmarks
 
 # 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         models,
         reports,
         sampling,
+        tables,
         training,
         tuning,
     )
@@ -48,6 +49,7 @@ _ROOMS = (
     "models",
     "reports",
     "sampling",
+    "tables",
     "training",
     "tuning",
 )
@@ -88,6 +90,7 @@ __all__ = [
     "models",
     "reports",
     "sampling",
+    "tables",
     "training",
     "tuning",
 ]

@@ -16,7 +16,7 @@ FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},
     {"training"},
-    {"tuning", "federated", "auditing", "fairness"},
+    {"tables", "tuning", "federated", "auditing", "fairness"},
     {"reproduction"},
     {"reports"},
     {"cli"},

@@ -9,7 +9,7 @@ import click
 import typer
 
 from sordina import __version__
-from sordina.cli import account, audit, compare, demo, federate, flower, ledger, report, reproduce, train, tune
+from sordina.cli import account, audit, compare, demo, federate, flower, ledger, report, reproduce, schema, train, tune
 from sordina.errors import SordinaError
 from sordina.memory import bound_cache, keep_freed
 
@@ -25,6 +25,7 @@ app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
 app.add_typer(flower.app, name="flower")
+app.command()(schema.schema)
 app.command()(train.train)
 app.command()(report.report)
 app.command()(compare.compare)

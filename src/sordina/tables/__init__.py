@@ -1,0 +1,25 @@
+"""Your own table: a schema that says what is public, readers, and preparation that costs no budget."""
+
+from sordina.tables.discover import Discovery, complete_privately, plan_discovery
+from sordina.tables.draft import draft_schema
+from sordina.tables.files import Piece, header, pieces
+from sordina.tables.prepare import Prepare, feature_names
+from sordina.tables.schema import ColumnSchema, Kind, Schema
+from sordina.tables.table import PreparedTable, read_table
+
+__all__ = [
+    "ColumnSchema",
+    "Discovery",
+    "Kind",
+    "Piece",
+    "Prepare",
+    "PreparedTable",
+    "Schema",
+    "complete_privately",
+    "draft_schema",
+    "feature_names",
+    "header",
+    "pieces",
+    "plan_discovery",
+    "read_table",
+]

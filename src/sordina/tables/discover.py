@@ -1,0 +1,217 @@
+"""What a schema leaves open, found privately: ranges of numbers and dates, lists of categories.
+
+One row of every person counts (drawn at random where a person has several), so each count changes by at most one
+when a person is added or removed.
+
+**Ranges.** The values are counted in fixed public bins (edges 0 and ±1, 2, 5 times the powers of ten; years for dates).
+Discrete Laplace noise on every count costs epsilon once, for a person is in one bin. Bins whose noisy count passes
+``ln(bins / 0.05) / epsilon`` hold data with 95 % confidence for all bins together; the range spans them. Rarer values
+lie outside and are clipped by preparation.
+
+**Categories.** Discrete Laplace noise on the count of every value that occurs; those that reach the threshold T are
+listed. A value only one person has is listed with probability at most ``delta`` if ``P(1 + Z >= T) <= delta``; with
+``P(Z >= m) = a^m / (1 + a)``, ``a = e^-epsilon``: ``T = 1 + ceil(ln(1 / (delta (1 + a))) / epsilon)``. So the list is
+(epsilon, delta)-DP (stability, Korolova et al. 2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordina.accounting import ApproximateDP, Composed, Event, PureDP, accountant
+from sordina.accounting.ledger import Ledger
+from sordina.errors import InvalidInput
+from sordina.mechanisms import DiscreteLaplace
+from sordina.mechanisms.mechanism import source as generator
+from sordina.tables.files import Source, pieces
+from sordina.tables.prepare import present_texts, readable_numbers
+from sordina.tables.schema import ColumnSchema, Kind, Schema
+from sordina.types import Adjacency, Budget, Guarantee, Unit
+
+_MAGNITUDES = [mantissa * 10.0**power for power in range(-6, 13) for mantissa in (1, 2, 5)]
+NUMBER_EDGES = np.array([*(-edge for edge in reversed(_MAGNITUDES)), 0.0, *_MAGNITUDES])
+DATE_EDGES = np.array(
+    [(np.datetime64(f"{year}-01-01") - np.datetime64("1970-01-01")).astype(int) for year in range(1850, 2151)], float
+)
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What finding a schema's open fields will cost, decided from public facts before anything is read.
+
+    Args:
+        schema: The schema with its open fields.
+        epsilon: What each range or list costs.
+        delta: What each list of categories costs besides.
+        budget: The whole.
+    """
+
+    schema: Schema
+    epsilon: float
+    delta: float
+    budget: Budget
+
+    @property
+    def event(self) -> Event:
+        """All of it, for an accountant or a ledger."""
+        return _event(self.schema, self.epsilon, self.delta)
+
+    @property
+    def unit(self) -> Unit:
+        """Whose presence is hidden: a person where the schema names the column, else a row."""
+        return Unit.RECORD if self.schema.person is None else Unit.USER
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the whole costs at the budget's delta."""
+        epsilon = accountant("pld").epsilon(self.event, self.budget.delta, Adjacency.ADD_REMOVE)
+        return Guarantee(epsilon, self.budget.delta, Adjacency.ADD_REMOVE, self.unit)
+
+    def release(self, table: Source, rng: np.random.Generator | None = None, **reading: Any) -> Schema:
+        """Read ``table`` and return the schema with its open fields filled in; spends `event`.
+
+        Args:
+            table: Path of a CSV or Parquet file, or a frame.
+            rng: Source of noise; a secure one if None.
+            reading: ``encoding`` and ``separator`` of a CSV file.
+        """
+        rng = generator(rng)
+        schema = self.schema
+        for column, raw in _one_row_each(table, schema, rng, reading):
+            if column.kind is Kind.CATEGORY:
+                found = replace(column, values=self._values(raw, column, rng))
+            else:
+                low, high = self._range(raw, column, rng)
+                found = replace(column, low=low, high=high)
+            schema = schema.with_column(found)
+        return schema
+
+    def _range(self, raw: NDArray[Any], column: ColumnSchema, rng: np.random.Generator) -> tuple[float, float]:
+        edges = DATE_EDGES if column.kind is Kind.DATE else NUMBER_EDGES
+        values = readable_numbers(raw, column, self.schema)
+        bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
+        counts = np.bincount(bins, minlength=len(edges) - 1).astype(np.int64)
+        noisy = np.asarray(DiscreteLaplace(1, self.epsilon).release(counts, rng))
+        held = np.flatnonzero(noisy > math.log((len(edges) - 1) / (1 - CONFIDENCE)) / self.epsilon)
+        if not len(held):
+            held = np.array([int(np.argmax(noisy))])
+        return float(edges[held[0]]), float(edges[held[-1] + 1])
+
+    def _values(self, raw: NDArray[Any], column: ColumnSchema, rng: np.random.Generator) -> tuple[str, ...]:
+        counts = Counter(present_texts(raw, column, self.schema))
+        names = sorted(counts)
+        if not names:
+            return ("other",)
+        noisy = np.asarray(DiscreteLaplace(1, self.epsilon).release(np.array([counts[one] for one in names]), rng))
+        least = stability_threshold(self.epsilon, self.delta)
+        kept = [name for name, count in zip(names, noisy.tolist(), strict=True) if count >= least]
+        return tuple(kept) or ("other",)
+
+
+def stability_threshold(epsilon: float, delta: float) -> int:
+    """The least count T with ``P(1 + Z >= T) <= delta`` for discrete Laplace noise Z of scale ``1 / epsilon``.
+
+    Args:
+        epsilon: Of the noise on each count.
+        delta: The chance that a value only one person has is listed.
+    """
+    return 1 + max(0, math.ceil((-math.log(delta) - math.log1p(math.exp(-epsilon))) / epsilon))
+
+
+def plan_discovery(schema: Schema, budget: Budget) -> Discovery:
+    """Share ``budget`` among what ``schema`` leaves open, all alike, by the privacy loss they compose to.
+
+    Args:
+        schema: With ranges or categories left to fill in.
+        budget: What finding them may cost in all.
+    """
+    if not schema.unfilled:
+        raise InvalidInput("the schema leaves nothing open: there is nothing to find.")
+    lists = sum(column.kind is Kind.CATEGORY and bool(column.unfilled) for column in schema.columns)
+    if lists and budget.delta == 0:
+        raise InvalidInput(
+            "categories nobody listed can only be found at a delta above 0: state --delta, or list them."
+        )
+    if math.isinf(budget.epsilon):
+        raise InvalidInput("finding a schema needs a finite epsilon.")
+    delta = budget.delta / (2 * lists) if lists else 0.0
+    low, high = budget.epsilon / len(schema.unfilled), budget.epsilon
+    for _ in range(40):
+        middle = (low + high) / 2
+        spent = accountant("pld").epsilon(_event(schema, middle, delta), budget.delta, Adjacency.ADD_REMOVE)
+        low, high = (middle, high) if spent <= budget.epsilon else (low, middle)
+        if high - low < 1e-4 * low:
+            break
+    plan = Discovery(schema, low, delta, budget)
+    if plan.guarantee.epsilon > budget.epsilon:
+        plan = Discovery(schema, budget.epsilon / len(schema.unfilled) * (1 - 1e-9), delta, budget)
+    return plan
+
+
+def complete_privately(
+    schema: Schema,
+    table: Source,
+    *,
+    budget: Budget,
+    ledger: Ledger | None = None,
+    dataset_budget: str | None = None,
+    rng: np.random.Generator | None = None,
+    encoding: str = "utf-8",
+    separator: str = ",",
+) -> tuple[Schema, Guarantee]:
+    """Fill in what ``schema`` leaves open, within ``budget``, booked in ``ledger`` before a row is read.
+
+    Args:
+        schema: With ranges or categories left open.
+        table: Path of a CSV or Parquet file, or a frame.
+        budget: What it may cost in all.
+        ledger: Where the cost is booked, if anywhere.
+        dataset_budget: The ledger's name of the data set.
+        rng: Source of noise; a secure one if None.
+        encoding: Of a CSV file.
+        separator: Between the fields of a CSV file.
+    """
+    plan = plan_discovery(schema, budget)
+    if (ledger is None) != (dataset_budget is None):
+        raise InvalidInput("a ledger and the name of its data set go together: state both, or neither.")
+    if ledger is None or dataset_budget is None:
+        return plan.release(table, rng, encoding=encoding, separator=separator), plan.guarantee
+    what = f"schema: {len(schema.unfilled)} ranges or lists of categories"
+    with ledger.reserve(dataset_budget, plan.event, what=what, unit=plan.unit) as reservation:
+        found = plan.release(table, rng, encoding=encoding, separator=separator)
+        reservation.settle()
+    return found, plan.guarantee
+
+
+def _event(schema: Schema, epsilon: float, delta: float) -> Event:
+    open_columns = [schema[name] for name in schema.unfilled]
+    return Composed(
+        tuple(
+            ApproximateDP(epsilon, delta) if column.kind is Kind.CATEGORY else PureDP(epsilon)
+            for column in open_columns
+        )
+    )
+
+
+def _one_row_each(
+    table: Source, schema: Schema, rng: np.random.Generator, reading: dict[str, Any]
+) -> Iterable[tuple[ColumnSchema, NDArray[Any]]]:
+    """The open columns, with one row of each person."""
+    names = list(schema.unfilled)
+    wanted = names if schema.person is None else [*names, schema.person]
+    parts = list(pieces(table, wanted, **reading))
+    rows = {name: np.concatenate([part.columns[name] for part in parts] or [np.empty(0, object)]) for name in wanted}
+    kept: Any = slice(None)
+    if schema.person is not None:
+        order = rng.permutation(len(rows[schema.person]))
+        _, first = np.unique(rows[schema.person][order].astype(str), return_index=True)
+        kept = order[first]
+    return [(schema[name], rows[name][kept]) for name in names]

@@ -1,0 +1,125 @@
+"""Ranges and categories found privately: what is found, what it costs, and that one person cannot be seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas
+import pytest
+
+import sordina as sd
+from sordina.errors import BudgetRefused, InvalidInput
+from sordina.tables import Schema, complete_privately, draft_schema, plan_discovery
+from sordina.tables.discover import stability_threshold
+from sordina.types import Unit
+
+
+def table(rows=20000):
+    rng = np.random.default_rng(0)
+    return pandas.DataFrame(
+        {
+            "age": np.clip(rng.normal(50, 15, rows), 18, 95).round(),
+            "pay": np.exp(rng.normal(8, 1, rows)),
+            "ward": rng.choice(["A", "B", "C"], rows),
+            "seen": pandas.Timestamp("2019-01-01") + pandas.to_timedelta(rng.integers(0, 700, rows), unit="D"),
+        }
+    )
+
+
+def test_draft_names_kinds_and_leaves_ranges_open():
+    drafted = draft_schema(table(50), target="ward")
+    assert [str(column.kind) for column in drafted.columns] == ["number", "number", "category", "date"]
+    assert set(drafted.unfilled) == {"age", "pay", "ward", "seen"}
+    assert "# low = ?" in drafted.to_toml()
+
+
+def test_ranges_and_categories_are_found_within_the_budget():
+    budget = sd.Budget(1, 1e-6)
+    found, guarantee = complete_privately(draft_schema(table()), table(), budget=budget)
+    assert guarantee.epsilon <= 1
+    assert 0 <= found["age"].low <= 20
+    assert 90 <= found["age"].high <= 200
+    assert set(found["ward"].values) == {"A", "B", "C"}
+    assert found["pay"].high >= 10_000
+    assert not found.unfilled
+    dates = [column for column in found.to_dict()["columns"].values() if column["kind"] == "date"]
+    assert dates[0]["low"] in ("2018-01-01", "2019-01-01")
+
+
+def test_a_rare_value_is_not_listed():
+    frame = pd_with_rare()
+    seen = 0
+    for _ in range(200):
+        found, _ = complete_privately(draft_schema(frame), frame, budget=sd.Budget(1, 1e-6))
+        seen += "only-me" in found["ward"].values
+    assert seen == 0
+
+
+def pd_with_rare():
+    return pandas.DataFrame({"ward": ["A"] * 500 + ["only-me"]})
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+def test_the_threshold_keeps_delta_and_is_the_least(epsilon, delta):
+    odds = np.exp(-epsilon)
+
+    def chance(threshold):
+        return odds ** (threshold - 1) / (1 + odds)
+
+    least = stability_threshold(epsilon, delta)
+    assert chance(least) <= delta * (1 + 1e-9)
+    assert least == 1 or chance(least - 1) > delta * (1 - 1e-9)
+
+
+def test_a_planted_lower_threshold_is_caught(monkeypatch):
+    """With a threshold of 5 at epsilon 0.5 a value only one person has shows far too often."""
+    monkeypatch.setattr("sordina.tables.discover.stability_threshold", lambda epsilon, delta: 5)
+    frame = pd_with_rare()
+    seen = sum(
+        "only-me" in complete_privately(draft_schema(frame), frame, budget=sd.Budget(0.5, 1e-6))[0]["ward"].values
+        for _ in range(200)
+    )
+    assert seen > 0
+
+
+def test_one_person_counts_once():
+    """A person with a thousand rows of a rare ward moves its count by one."""
+    frame = pandas.DataFrame(
+        {"who": ["p"] * 1000 + [f"q{i}" for i in range(300)], "ward": ["rare"] * 1000 + ["A"] * 300}
+    )
+    drafted = draft_schema(frame, person="who")
+    plan = plan_discovery(drafted, sd.Budget(1, 1e-6))
+    assert plan.unit is Unit.USER
+    for _ in range(20):
+        assert plan.release(frame)["ward"].values == ("A",)
+
+
+def test_the_ledger_books_before_reading(tmp_path):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("patients", sd.Budget(1, 1e-5))
+    frame = table(2000)
+    complete_privately(
+        draft_schema(frame), frame, budget=sd.Budget(0.4, 1e-6), ledger=ledger, dataset_budget="patients"
+    )
+    assert 0.3 < ledger.spent("patients") <= 0.41
+    with pytest.raises(BudgetRefused):
+        complete_privately(
+            draft_schema(frame),
+            tmp_path / "never-read.csv",
+            budget=sd.Budget(0.9, 1e-6),
+            ledger=ledger,
+            dataset_budget="patients",
+        )
+    with pytest.raises(InvalidInput, match="go together"):
+        complete_privately(draft_schema(frame), frame, budget=sd.Budget(0.1, 1e-6), ledger=ledger)
+
+
+def test_refusals():
+    complete = Schema.load({"columns": {"a": {"kind": "number", "low": 0, "high": 1}}})
+    with pytest.raises(InvalidInput, match="nothing open"):
+        plan_discovery(complete, sd.Budget(1, 1e-6))
+    opened = Schema.load({"columns": {"a": {"kind": "category"}}})
+    with pytest.raises(InvalidInput, match="delta"):
+        plan_discovery(opened, sd.Budget(1, 0))
+    with pytest.raises(InvalidInput, match="finite"):
+        plan_discovery(opened, sd.Budget(float("inf"), 1e-5))
