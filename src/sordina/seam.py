@@ -15,13 +15,16 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
+SLACK = 2**-7
+"""How far a norm may lie above the true one: ``|g_i| <= norm_i <= (1 + SLACK) |g_i|``, up to 1e-5 for rounding."""
+
 
 @dataclass(frozen=True)
 class Scalars:
     """What a policy may look at, per sample."""
 
     norms: Tensor
-    """``|g_i|``, shape (B,)."""
+    """An upper bound of ``|g_i|``, at most `SLACK` too large, shape (B,); not finite where the gradient is not."""
     projections: Tensor | None = None
     """``<g_i, u>``, shape (B,), present when a direction was given."""
 

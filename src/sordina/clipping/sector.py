@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sordina.clipping.policy import shrink, side_query
 from sordina.errors import InvalidInput, Unsupported
-from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
+from sordina.seam import SLACK, Query, Released, ScalarQuery, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
 
 _NEARLY_ANTIPARALLEL = 1e-4
@@ -120,13 +120,14 @@ class Sector:
         return (vector, *(ScalarQuery(torch.where(count, 0.5, -0.5).to(norms)) for count in counts))
 
     def bounds(self, state: SectorState, adjacency: Adjacency) -> tuple[float, ...]:
-        """The diameter, and 1 for each count."""
+        """The diameter, and 1 for each count. A norm may be `SLACK` too large, so a vector that much too short."""
         if adjacency is not Adjacency.REPLACE_ONE:
             raise Unsupported(
                 "sector clipping bounds the distance between two vectors, not their length: it needs replace-one "
                 "adjacency (fixed-size sampling). Use Fixed, Quantile or Online under add/remove."
             )
-        vector = 2 * state.high if state.direction is None else diameter(state.high, state.low, state.angle)
+        low = state.low / (1 + SLACK)
+        vector = 2 * state.high if state.direction is None else diameter(state.high, low, state.angle)
         return (vector,) if self.follow is None else (vector, 1.0, 1.0, 1.0)
 
     def split(self, noise_multiplier: float) -> tuple[float, ...]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordina.gradients.terms import Term, chunks
+from sordina.gradients.norms import Estimate, squared_lengths
+from sordina.gradients.terms import Term, chunks, contract_rows
 from sordina.gradients.weights import Weights
 
 
@@ -30,9 +31,14 @@ class Block:
         """How many vectors."""
         return self.term.units
 
-    def norms(self) -> Tensor:
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.term.kind
+
+    def estimate(self) -> Estimate:
         """Zeros add nothing."""
-        return self.term.norms()
+        return self.term.estimate()
 
     def project(self, direction: Tensor) -> Tensor:
         """Only the block's part of the direction matters."""
@@ -49,6 +55,10 @@ class Block:
         whole = part.new_zeros(len(part), self.whole)
         whole[:, self.where] = part
         return whole
+
+    def take(self, units: Tensor) -> Block:
+        """Some of the units."""
+        return Block(self.term.take(units), self.start, self.size, self.whole)
 
 
 @dataclass(frozen=True)
@@ -67,13 +77,18 @@ class Pulled:
         """How many vectors."""
         return self.term.units
 
-    def norms(self) -> Tensor:
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.term.kind
+
+    def estimate(self) -> Estimate:
         """In pieces of the batch, unless lengths are kept."""
         if self.isometric:
-            return self.term.norms()
+            return self.term.estimate()
         size = max(self.derived.numel(), self.parameter.numel()) * self.parameter.element_size()
-        parts = [torch.linalg.vector_norm(self.rows(where), dim=1) for where in chunks(self.units, size)]
-        return torch.cat(parts)
+        parts = [squared_lengths(self.rows(where)) for where in chunks(self.units, size)]
+        return Estimate(torch.cat(parts))
 
     def project(self, direction: Tensor) -> Tensor:
         """``<J^T c_i, u>``."""
@@ -82,7 +97,13 @@ class Pulled:
         return torch.cat(parts)
 
     def contract(self, weights: Weights, out: Tensor) -> None:
-        """Linear, so the sum is pulled back once: ``J^T (sum_i w_i c_i)``."""
+        """The sum of the vectors; where lengths are kept, pulled back once: ``J^T (sum_i w_i c_i)``.
+
+        Elsewhere ``J`` may take most of a vector away, and the rounding of a sum of what it takes away would remain.
+        """
+        if not self.isometric:
+            contract_rows(self, weights, out)
+            return
         sums = out.new_empty(len(out), self.derived.numel())
         self.term.contract(weights, sums)
         out.copy_(self._pull(sums))
@@ -90,6 +111,10 @@ class Pulled:
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return self._pull(self.term.rows(where))
+
+    def take(self, units: Tensor) -> Pulled:
+        """Some of the units."""
+        return Pulled(self.term.take(units), self.derived, self.parameter, self.isometric)
 
     def _pull(self, cotangents: Tensor) -> Tensor:
         shaped = cotangents.view(-1, *self.derived.shape).to(self.derived.dtype)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from sordina.gradients.norms import Estimate, squared_lengths
+from sordina.gradients.terms import contract_rows
 from sordina.gradients.weights import Weights
 
 
@@ -81,19 +83,27 @@ class Replay:
     """Per unit, shape (U,), with their graph."""
     parameter: Tensor
 
+    which: Tensor | None = None
+    """The units that are meant; None stands for all."""
+
     @property
     def units(self) -> int:
         """How many vectors."""
-        return self.losses.shape[0]
+        return self.losses.shape[0] if self.which is None else len(self.which)
+
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
 
     def _backward(self, weights: Tensor) -> Tensor:
         (answer,) = torch.autograd.grad(self.losses, self.parameter, weights.to(self.losses), retain_graph=True)
         return answer.flatten().to(weights.dtype)
 
-    def norms(self) -> Tensor:
+    def estimate(self) -> Estimate:
         """One backward pass per unit."""
-        norms = [torch.linalg.vector_norm(self._backward(unit)) for unit in self._units(slice(0, self.units))]
-        return torch.stack(norms)
+        rows = (self._backward(unit) for unit in self._units(slice(0, self.units)))
+        return Estimate(torch.cat([squared_lengths(row[None]) for row in rows]))
 
     def project(self, direction: Tensor) -> Tensor:
         """As the norms."""
@@ -101,14 +111,17 @@ class Replay:
         return torch.stack([self._backward(unit) @ flat for unit in self._units(slice(0, self.units))])
 
     def contract(self, weights: Weights, out: Tensor) -> None:
-        """One backward pass per query."""
-        for weight, target in zip(weights.rows, out, strict=True):
-            target.copy_(self._backward(weight))
+        """The sum of the vectors that were measured."""
+        contract_rows(self, weights, out)
 
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return torch.stack([self._backward(unit) for unit in self._units(where)])
 
+    def take(self, units: Tensor) -> Replay:
+        """Some of the units."""
+        return Replay(self.losses, self.parameter, units if self.which is None else self.which[units])
+
     def _units(self, where: slice) -> Tensor:
-        kind = torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
-        return torch.eye(self.units, dtype=kind, device=self.losses.device)[where]
+        each = torch.eye(len(self.losses), dtype=self.kind, device=self.losses.device)
+        return each[where] if self.which is None else each[self.which[where]]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordina.gradients.terms import Outer, chunks
+from sordina.gradients.norms import Estimate, squared_lengths, unit_roundoff
+from sordina.gradients.terms import Outer, all_places, chunks, gram
 from sordina.gradients.weights import Weights
 
 
@@ -24,14 +25,22 @@ class Lookup:
         """How many vectors."""
         return self.indices.shape[0]
 
-    def norms(self) -> Tensor:
-        """Places of one unit with equal index add up before they are squared."""
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.values.dtype
+
+    def estimate(self) -> Estimate:
+        """Places of one unit with equal index add up before they are squared; here and in `scatter`, additions err."""
         keys = self.indices + torch.arange(self.units, device=self.indices.device)[:, None] * self.height
         unique, place = torch.unique(keys, return_inverse=True)
         sums = self.values.new_zeros(len(unique), self.values.shape[2])
         sums.index_add_(0, place.flatten(), self.values.flatten(0, 1))
-        squares = torch.linalg.vector_norm(sums, dim=1).square_()
-        return self.values.new_zeros(self.units).index_add_(0, unique // self.height, squares).sqrt_()
+        squares = torch.zeros(self.units, dtype=torch.float64, device=sums.device)
+        squares.index_add_(0, unique // self.height, squared_lengths(sums))
+        each = squared_lengths(self.values.flatten(0, 1)).sqrt_().view(self.units, -1)
+        additions = each.count_nonzero(1) + 2
+        return Estimate(squares, each.sum(1), 0.0, 2 * additions * unit_roundoff(self.kind))
 
     def cross(self, other: Lookup | Outer) -> Tensor:
         """``<g_i, h_i> = sum_ts h_i[index_t] . value_t``: only the rows this term looked up matter."""
@@ -44,7 +53,7 @@ class Lookup:
             else:
                 left, right = other.left[where], other.right[where]
                 meet = left.gather(2, indices[:, None, :].expand(-1, left.shape[1], -1))
-            parts.append(torch.bmm(right, values.mT).mul_(meet).sum((1, 2)))
+            parts.append(all_places(gram(right, values).mul_(meet)))
         return torch.cat(parts)
 
     def project(self, direction: Tensor) -> Tensor:
@@ -69,6 +78,10 @@ class Lookup:
         table = values.new_zeros(len(indices), self.height, values.shape[2])
         table.scatter_add_(1, indices[:, :, None].expand_as(values), values)
         return table.flatten(1)
+
+    def take(self, units: Tensor) -> Lookup:
+        """Some of the units."""
+        return Lookup(self.indices.index_select(0, units), self.values.index_select(0, units), self.height)
 
 
 def _places(term: Lookup | Outer) -> int:

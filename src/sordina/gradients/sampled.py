@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordina.gradients.layers.fold import Fold
-from sordina.gradients.terms import chunks
+from sordina.gradients.norms import Estimate, squared_lengths
+from sordina.gradients.terms import chunks, contract_rows
 from sordina.gradients.trace import BATCHED, Free, Tracer
 from sordina.gradients.weights import Weights
 
@@ -76,6 +77,11 @@ class Sampled:
         return self.fold.units
 
     @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.b.dtype
+
+    @property
     def value(self) -> Tensor:
         """The free argument."""
         value: Tensor = self.operation.leaves[self.place].detach()
@@ -103,22 +109,28 @@ class Sampled:
         each = vmap(one)(samples, self.b[rows]).flatten(1)
         return each if self.fold.rows == 1 else each.view(stop - start, self.fold.rows, -1).sum(1)
 
-    def norms(self) -> Tensor:
+    def estimate(self) -> Estimate:
         """In pieces of the batch."""
         pieces = self._pieces(slice(0, self.units))
-        return torch.cat([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
+        return Estimate(torch.cat([squared_lengths(piece) for piece in pieces]))
 
     def project(self, direction: Tensor) -> Tensor:
         """In pieces of the batch."""
         return torch.cat([piece @ direction.reshape(-1) for piece in self._pieces(slice(0, self.units))])
 
     def contract(self, weights: Weights, out: Tensor) -> None:
-        """One vector-Jacobian product of the whole operation per query."""
-        pull = self._pull({})
-        for weight, target in zip(weights.rows, out, strict=True):
-            scale = weight.repeat_interleave(self.fold.rows).view(-1, *[1] * (self.b.dim() - 1))
-            target.copy_(pull(self.b * scale).flatten())
+        """The sum of the vectors that were measured: the operation as a whole would round, or cancel, otherwise."""
+        contract_rows(self, weights, out)
 
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return torch.cat(list(self._pieces(where)))
+
+    def take(self, units: Tensor) -> Sampled:
+        """Some of the units."""
+        rows = (units[:, None] * self.fold.rows + torch.arange(self.fold.rows, device=units.device)).flatten()
+        leaves = list(self.operation.leaves)
+        for place in self.operation.batched:
+            leaves[place] = leaves[place].detach().index_select(0, rows)
+        fold = replace(self.fold, units=len(units))
+        return Sampled(replace(self.operation, leaves=tuple(leaves)), self.place, self.b.index_select(0, rows), fold)

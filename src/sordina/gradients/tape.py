@@ -2,57 +2,98 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients.layout import Layout
-from sordina.gradients.terms import Term, contract_without
+from sordina.gradients.norms import Measured, in_range, measure, mend, written
+from sordina.gradients.terms import Dense, Pair, Term
 from sordina.gradients.weights import Weights
 from sordina.seam import Query, ScalarQuery, Scalars
 
-_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Norms and sums are taken in the precision of the parameters, also under autocast or with fast products."""
+    fast = torch.get_float32_matmul_precision()
+    if fast != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield
+    finally:
+        if fast != "highest":
+            torch.set_float32_matmul_precision(fast)
 
 
-def full_precision(device: str) -> AbstractContextManager[Any]:
-    """Norms and sums are taken in the precision of the parameters, also inside an autocast region."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _AS_IT_IS
+@dataclass(frozen=True)
+class _Group:
+    """What was measured of one group of parameters."""
+
+    norms: Tensor
+    poisoned: Tensor | None
+    """Units whose gradient is not finite: they contribute nothing, and ``0 * inf`` would not be nothing."""
+    written: Mapping[str, Tensor]
+    """By parameter, the units whose vectors must be written down to be summed."""
 
 
 @dataclass(frozen=True)
 class GhostTape:
-    """Terms by parameter name; a trainable parameter without a term has zero gradient for every unit."""
+    """Terms by parameter name; a trainable parameter without a term has zero gradient for every unit.
+
+    The norms are upper bounds (`sordina.gradients.norms`), and whatever the weight of a unit whose gradient is not
+    finite, it adds nothing to any sum and changes nothing for anybody else.
+    """
 
     layouts: tuple[Layout, ...]
     terms: Mapping[str, Term]
     units: int
     like: Tensor
     """An empty tensor of the dtype and device of the answers."""
-    _norms: dict[int, Tensor] = field(default_factory=dict)
+    _groups: dict[int, _Group] = field(default_factory=dict)
 
     def scalars(self, direction: Tensor | None = None, group: int = 0) -> Scalars:
         """Norms of the group's per-unit gradients, and their projections on ``direction`` (a flat unit vector)."""
         with full_precision(self.like.device.type):
-            if group not in self._norms:
-                self._norms[group] = self._measure(group)
+            norms = self._measured(group).norms
             projections = None if direction is None else self._project(self._checked(direction, group), group)
-        return Scalars(self._norms[group], projections)
+        return Scalars(norms, projections)
 
-    def _measure(self, group: int) -> Tensor:
-        parts = [self.terms[name].norms() for name in self.layouts[group].names if name in self.terms]
-        return torch.stack(parts).square_().sum(0).sqrt_() if parts else self.like.new_zeros(self.units)
+    def _measured(self, group: int) -> _Group:
+        if group not in self._groups:
+            names = [name for name in self.layouts[group].names if name in self.terms]
+            plain = [term for name in names if isinstance(term := self.terms[name], Dense | Pair)]
+            ghosts = {name: measure(term) for name in names if not isinstance(term := self.terms[name], Dense | Pair)}
+            self._groups[group] = self._summed(_squares(plain), ghosts)
+        return self._groups[group]
+
+    def _summed(self, plain: Tensor | None, ghosts: Mapping[str, Measured]) -> _Group:
+        squares = torch.zeros(self.units, dtype=torch.float64, device=self.like.device) if plain is None else plain
+        for measured in ghosts.values():
+            squares = squares + measured.squares
+        norms = squares.sqrt_().to(self.like)
+        poisoned = None if _finite(norms) else ~norms.isfinite()
+        marks = {name: found.written for name, found in ghosts.items() if found.written is not None}
+        return _Group(norms, poisoned, marks)
 
     def _project(self, direction: Tensor, group: int) -> Tensor:
         total = self.like.new_zeros(self.units)
+        marks = self._measured(group).written
         for name, part in self.layouts[group].unflatten(direction).items():
             if name in self.terms:
-                total += self.terms[name].project(part)
+                answer = self.terms[name].project(part)
+                if name in marks:
+                    for units, rows in written(self.terms[name], marks[name].nonzero()[:, 0]):
+                        answer[units] = rows @ part.flatten()
+                total += answer
         return total
 
     def contract(self, queries: Sequence[Query], direction: Tensor | None = None, group: int = 0) -> list[Tensor]:
@@ -74,33 +115,27 @@ class GhostTape:
         return answers
 
     def _sums(self, own: Sequence[Tensor], group: int) -> Tensor:
-        layout = self.layouts[group]
+        layout, measured = self.layouts[group], self._measured(group)
         out = self.like.new_empty(len(own), layout.size)
         if not own:
             return out
         rows = [self._weights(vector) for vector in own]
         weights = Weights(torch.stack(rows) if len(rows) > 1 else rows[0][None])
-        poisoned = self._poisoned(group)
         for name, target in zip(layout.names, torch.split_with_sizes(out, layout.sizes, 1), strict=True):
             if name not in self.terms:
                 target.zero_()
-            elif poisoned is None:
+            elif measured.poisoned is None and name not in measured.written:
                 self.terms[name].contract(weights, target)
             else:
-                contract_without(poisoned, self.terms[name], weights, target)
+                _contract_apart(self.terms[name], weights, target, measured.poisoned, measured.written.get(name))
         return out
 
-    def _poisoned(self, group: int) -> Tensor | None:
-        """Units whose norm is not a number: a weight of zero must silence them, and ``0 * inf`` would not."""
-        norms = self._norms.get(group)
-        if norms is None or math.isfinite(float(norms.sum())):
-            return None
-        return ~norms.isfinite()
-
     def _weights(self, own: Tensor) -> Tensor:
+        """The coefficients; those too small for their rounding to be small are zero."""
         if own.shape != (self.units,):
             raise InvalidInput(f"a query has one coefficient per unit ({self.units}), got shape {tuple(own.shape)}.")
-        return own.to(self.like)
+        own = own.to(self.like)
+        return torch.where(own.abs() < torch.finfo(own.dtype).tiny, 0.0, own)
 
     def _checked(self, direction: Tensor, group: int) -> Tensor:
         if direction.shape != (self.layouts[group].size,):
@@ -108,3 +143,42 @@ class GhostTape:
                 f"the direction must be flat with {self.layouts[group].size} values, got {tuple(direction.shape)}."
             )
         return direction.to(self.like)
+
+
+def _squares(terms: Sequence[Dense | Pair]) -> Tensor | None:
+    """The sum of the squared norms of terms without cancellation, all at once: many layers are small."""
+    if not terms:
+        return None
+    sides = [term for term in terms if isinstance(term, Dense)]
+    pairs = [term for term in terms if isinstance(term, Pair)]
+    vectors = [*sides, *[pair.left for pair in pairs], *[pair.right for pair in pairs]]
+    norms = torch.stack([vector.norms().double() for vector in vectors])
+    if not in_range(norms):
+        for row, vector in zip(norms, vectors, strict=True):
+            mend(row, vector.vectors)
+    squares = norms.square_()
+    left, right = squares[len(sides) :].chunk(2) if pairs else (None, None)
+    total = squares[: len(sides)].sum(0)
+    return total if left is None or right is None else total + (left * right).sum(0)
+
+
+def _contract_apart(term: Term, weights: Weights, out: Tensor, poisoned: Tensor | None, marked: Tensor | None) -> None:
+    """As ``term.contract``, but the units ``marked`` are written down, and those ``poisoned`` are left out."""
+    apart = poisoned if marked is None else marked if poisoned is None else marked | poisoned
+    assert apart is not None
+    together = (~apart).nonzero()[:, 0]
+    if len(together):
+        term.take(together).contract(Weights(weights.rows.index_select(1, together)), out)
+    else:
+        out.zero_()
+    if marked is None:
+        return
+    alone = (marked if poisoned is None else marked & ~poisoned).nonzero()[:, 0]
+    if len(alone):
+        for units, rows in written(term, alone):
+            out.addmm_(weights.rows.index_select(1, units), rows)
+
+
+def _finite(norms: Tensor) -> bool:
+    """Whether all norms are finite: a finite sum says so in one pass."""
+    return bool(norms.sum().isfinite()) or bool(norms.isfinite().all())

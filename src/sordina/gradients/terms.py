@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sordina.gradients.norms import Estimate, lengths, squared_lengths, unit_roundoff
 from sordina.gradients.weights import Weights
 
 CHUNK_BYTES = 2 << 20
@@ -21,6 +22,12 @@ IN_CACHE = 1 << 20
 """How many values are moved about cheaply."""
 WORTH_THE_TROUBLE = 1 << 23
 """How many multiplications take longer than finding out how to save them."""
+FEATURES = 128
+"""How many products of a Gram matrix are added in one go: the fewer, the smaller the bound on the rounding."""
+ROW = 1024
+"""How many products are added in their own precision, in 32 lanes."""
+KEPT_BYTES = 64 << 20
+"""Vectors that can only be had written down are kept, not written twice, if they take no more than this."""
 
 
 class Term(Protocol):
@@ -31,8 +38,13 @@ class Term(Protocol):
         """How many vectors."""
         ...
 
-    def norms(self) -> Tensor:
-        """``|g_i|``, shape (U,)."""
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        ...
+
+    def estimate(self) -> Estimate:
+        """``|g_i|^2``, shape (U,), and how far rounding may have taken it from the truth."""
         ...
 
     def project(self, direction: Tensor) -> Tensor:
@@ -45,6 +57,10 @@ class Term(Protocol):
 
     def rows(self, where: slice) -> Tensor:
         """The vectors of some units, written down: shape (n, size)."""
+        ...
+
+    def take(self, units: Tensor) -> Term:
+        """The same for some units only, given by their numbers."""
         ...
 
 
@@ -68,11 +84,20 @@ class Dense:
         """How many vectors."""
         return self.vectors.shape[0]
 
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.vectors.dtype
+
     def norms(self) -> Tensor:
-        """``|g_i|``, computed once: a layer's weight and bias share it."""
+        """``|g_i|`` by `lengths`, computed once: a layer's weight and bias share it."""
         if self._norms is None:
-            self._norms = torch.linalg.vector_norm(self.vectors, dim=1)
+            self._norms = lengths(self.vectors)
         return self._norms
+
+    def estimate(self) -> Estimate:
+        """Nothing cancels."""
+        return Estimate(squared_lengths(self.vectors))
 
     def project(self, direction: Tensor) -> Tensor:
         """``<g_i, u>``."""
@@ -85,6 +110,10 @@ class Dense:
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors."""
         return self.vectors[where]
+
+    def take(self, units: Tensor) -> Dense:
+        """Some of the vectors."""
+        return Dense(self.vectors.index_select(0, units))
 
 
 @dataclass(frozen=True)
@@ -99,9 +128,14 @@ class Pair:
         """How many vectors."""
         return self.left.units
 
-    def norms(self) -> Tensor:
-        """``|left| |right|``."""
-        return self.left.norms() * self.right.norms()
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.left.kind
+
+    def estimate(self) -> Estimate:
+        """``|left|^2 |right|^2``: nothing cancels."""
+        return Estimate(squared_lengths(self.left.vectors) * squared_lengths(self.right.vectors))
 
     def project(self, direction: Tensor) -> Tensor:
         """``<l, D r>`` with D the direction as a matrix."""
@@ -115,6 +149,10 @@ class Pair:
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return (self.left.vectors[where, :, None] * self.right.vectors[where, None, :]).flatten(1)
+
+    def take(self, units: Tensor) -> Pair:
+        """Some of the units."""
+        return Pair(self.left.take(units), self.right.take(units))
 
     def places(self) -> Outer:
         """The same with an explicit dimension of places."""
@@ -133,9 +171,28 @@ class Outer:
         """How many vectors."""
         return self.left.shape[0]
 
-    def norms(self) -> Tensor:
-        """The ghost norm ``sqrt(sum (l l^T) o (r r^T))``."""
-        return cross_outer(self, self).clamp_min_(0).sqrt_()
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.left.dtype
+
+    def estimate(self) -> Estimate:
+        """The ghost norm ``sum (l l^T) o (r r^T)``; the diagonals of the two matrices give ``M = sum_t |l_t| |r_t|``.
+
+        What underflows in a Gram matrix is below ``tiny`` for every product. As much over ``square_error`` is added to
+        the diagonals, so that the bound covers it. Places without a gradient add nothing and no rounding error.
+        """
+        kind, (units, places, r), c = self.left.dtype, self.left.shape, self.right.shape[2]
+        square_error = gram_error(kind, r, c)
+        floor = max(r, c) * torch.finfo(kind).tiny / square_error
+        squares, majorant, count = (self.left.new_empty(units, dtype=torch.float64) for _ in range(3))
+        for where in chunks(units, places * places * self.left.element_size()):
+            left, right = gram(self.left[where], self.left[where]), gram(self.right[where], self.right[where])
+            one, two = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
+            squares[where] = all_places(left.mul_(right))
+            count[where] = ((one > 0) & (two > 0)).sum(1, dtype=torch.float64)
+            majorant[where] = ((one + floor) * (two + floor)).sqrt_().sum(1)
+        return Estimate(squares, majorant, square_error, (count + 3) * unit_roundoff(kind))
 
     def project(self, direction: Tensor) -> Tensor:
         """``sum_t <l_t, D r_t>`` with D the direction as a matrix."""
@@ -149,6 +206,10 @@ class Outer:
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return torch.bmm(self.left[where].mT, self.right[where]).flatten(1)
+
+    def take(self, units: Tensor) -> Outer:
+        """Some of the units."""
+        return Outer(self.left.index_select(0, units), self.right.index_select(0, units))
 
     def places(self) -> Outer:
         """Itself."""
@@ -169,13 +230,36 @@ def outer(left: Tensor, right: Tensor) -> Term:
     return Dense(torch.bmm(left.mT, right).flatten(1))
 
 
+def gram(one: Tensor, two: Tensor) -> Tensor:
+    """``one two^T`` of (n, T, k) and (n, S, k), at most `FEATURES` products added at a time."""
+    features = one.shape[2]
+    total = torch.bmm(one[..., :FEATURES], two[..., :FEATURES].mT)
+    for start in range(FEATURES, features, FEATURES):
+        part = slice(start, start + FEATURES)
+        total.baddbmm_(one[..., part], two[..., part].mT)
+    return total
+
+
+def all_places(products: Tensor) -> Tensor:
+    """The sum over both dimensions of (n, T, S), up to 40 additions deep in the precision of the products."""
+    if products.shape[2] > ROW:
+        return products.sum((1, 2), dtype=torch.float64)
+    return products.sum(2).sum(1, dtype=torch.float64)
+
+
+def gram_error(kind: torch.dtype, *features: int) -> float:
+    """The relative error of a sum of products of `gram` entries over so many features, and of `all_places`."""
+    roundings = sum(min(k, FEATURES) + -(-k // FEATURES) for k in features)
+    return 1.05 * (roundings + 40) * unit_roundoff(kind)
+
+
 def cross_outer(one: Outer, two: Outer) -> Tensor:
     """``<g_i, h_i> = sum (l l'^T) o (r r'^T)``, shape (U,)."""
     bytes_each = one.left.shape[1] * two.left.shape[1] * one.left.element_size()
     parts = []
     for where in chunks(one.units, bytes_each):
-        gram = torch.bmm(one.left[where], two.left[where].mT)
-        parts.append(gram.mul_(torch.bmm(one.right[where], two.right[where].mT)).sum((1, 2)))
+        left = gram(one.left[where], two.left[where])
+        parts.append(all_places(left.mul_(gram(one.right[where], two.right[where]))))
     return torch.cat(parts)
 
 
@@ -208,10 +292,15 @@ def _worth_arranging(left: Tensor, right: Tensor) -> bool:
     return r * c > (r + c) * dear and left.numel() * c > WORTH_THE_TROUBLE
 
 
-def contract_without(poisoned: Tensor, term: Term, weights: Weights, out: Tensor) -> None:
-    """As ``term.contract``, but units that are ``poisoned`` and have weight zero add nothing, not even a NaN."""
+def contract_rows(term: Term, weights: Weights, out: Tensor) -> None:
+    """``out[q] = sum_i w_qi g_i`` of the vectors as they are written down, piece by piece."""
     out.zero_()
     for where in chunks(term.units, out.shape[1] * out.element_size()):
-        rows = term.rows(where)
-        silent = poisoned[where] & (weights.rows[:, where] == 0).all(0)
-        out.addmm_(weights.rows[:, where], rows.masked_fill(silent[:, None], 0))
+        out.addmm_(weights.rows[:, where], term.rows(where))
+
+
+def kept(term: Term, size: int, bytes_each: int) -> Term:
+    """A term whose vectors of ``size`` values must be written down anyway, written down for good if they are small."""
+    if term.units * size * bytes_each <= KEPT_BYTES:
+        return Dense(term.rows(slice(0, term.units)))
+    return term

@@ -9,9 +9,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from sordina.gradients.blocks import Block
+from sordina.gradients.blocks import Block, Pulled
 from sordina.gradients.lookup import Lookup
-from sordina.gradients.terms import Dense, Outer, Pair, Term, chunks, cross_outer, outer
+from sordina.gradients.norms import Estimate, unit_roundoff
+from sordina.gradients.terms import Dense, Outer, Pair, Term, chunks, cross_outer, gram_error, outer
 from sordina.gradients.weights import Weights
 
 
@@ -27,12 +28,25 @@ class Total:
         """How many vectors."""
         return self.terms[0].units
 
-    def norms(self) -> Tensor:
-        """``|g + h|^2 = |g|^2 + |h|^2 + 2 <g, h>``."""
-        squares = plus([term.norms().square() for term in self.terms])
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.terms[0].kind
+
+    def estimate(self) -> Estimate:
+        """``|g + h|^2 = |g|^2 + |h|^2 + 2 <g, h>``; what may cancel is bounded by the sum of the majorants.
+
+        An inner product of vectors that are written down is taken in double precision; each has its ``sum_error``.
+        """
+        parts = [term.estimate() for term in self.terms]
+        squares = plus([part.squares for part in parts])
         for one, two in combinations(self.terms, 2):
             squares = squares.add(cross(one, two, self.size), alpha=2)
-        return squares.clamp_min_(0).sqrt_()
+        majorant = plus([part.squares.sqrt() if part.majorant is None else part.majorant for part in parts])
+        sum_error = len(parts) * unit_roundoff(self.kind) + sum(part.sum_error for part in parts)
+        widest = sorted(width for term in self.terms for width in widths(term))[-2:]
+        square_error = gram_error(self.kind, *widest) + sum(part.square_error for part in parts) + 2 * sum_error
+        return Estimate(squares, majorant, square_error, sum_error)
 
     def project(self, direction: Tensor) -> Tensor:
         """Projections add up."""
@@ -54,6 +68,10 @@ class Total:
         """And the vectors."""
         return plus([term.rows(where) for term in self.terms])
 
+    def take(self, units: Tensor) -> Total:
+        """Some of the units."""
+        return Total([term.take(units) for term in self.terms], self.size)
+
 
 def plus(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of at least one tensor."""
@@ -73,11 +91,22 @@ def cross(one: Term, two: Term, size: int) -> Tensor:
         return two.cross(one.places())
     if isinstance(one, Block) and isinstance(two, Block):
         if one.start + one.size <= two.start or two.start + two.size <= one.start:
-            return torch.zeros_like(one.norms())
+            return torch.zeros(one.units, dtype=torch.float64)
         if one.where == two.where:
             return cross(one.term, two.term, one.size)
-    parts = [torch.linalg.vecdot(one.rows(where), two.rows(where)) for where in chunks(one.units, size * 8)]
-    return torch.cat(parts)
+    pieces = ((one.rows(where), two.rows(where)) for where in chunks(one.units, size * 8))
+    return torch.cat([torch.linalg.vecdot(left.double(), right.double()) for left, right in pieces])
+
+
+def widths(term: Term) -> tuple[int, ...]:
+    """Over how many features the inner products of a term run."""
+    if isinstance(term, Outer):
+        return term.left.shape[2], term.right.shape[2]
+    if isinstance(term, Pair):
+        return widths(term.places())
+    if isinstance(term, Lookup):
+        return (term.values.shape[2],)
+    return widths(term.term) if isinstance(term, Block | Pulled) else ()
 
 
 def combine(terms: Sequence[Term], size: int) -> Term:

@@ -50,7 +50,11 @@ def as_rows(data: Any) -> Rows:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some units of a logical batch: their row numbers, and how much each row's loss counts for its unit."""
+    """Some units of a logical batch: their row numbers, and how much each row's loss counts for its unit.
+
+    A unit with few rows is padded with a row of its own, of weight zero: a row of somebody else, were its gradient not
+    finite, would silence the unit.
+    """
 
     rows: Indices
     weights: Tensor | None
@@ -72,7 +76,9 @@ def _micro_batch(piece: Indices, *, last: bool) -> MicroBatch:
         return MicroBatch(piece, None, 1, last)
     present = piece != PADDING
     weights = present / np.maximum(present.sum(axis=1, keepdims=True), 1)
-    return MicroBatch(np.where(present, piece, 0).ravel(), torch.from_numpy(weights.ravel()), piece.shape[1], last)
+    own = piece[np.arange(len(piece)), present.argmax(axis=1)]
+    rows = np.where(present, piece, np.maximum(own, 0)[:, None])
+    return MicroBatch(rows.ravel(), torch.from_numpy(weights.ravel()), piece.shape[1], last)
 
 
 def inputs_and_target(batch: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:

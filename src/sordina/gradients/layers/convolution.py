@@ -7,7 +7,7 @@ A transposed convolution is the adjoint of a convolution, so input and output gr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.layers.linear import own
+from sordina.gradients.norms import Estimate, squared_lengths, unit_roundoff
 from sordina.gradients.terms import Dense, Term, chunks
 from sordina.gradients.weights import Weights
 
@@ -43,14 +44,31 @@ class Correlation:
         return self.fold.units
 
     @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.image.dtype
+
+    @property
     def size(self) -> int:
         """Values per vector."""
         return self.signal.shape[1] * (self.image.shape[1] // self.groups) * prod(self.kernel)
 
-    def norms(self) -> Tensor:
-        """Written down in pieces of the batch that stay in cache."""
-        parts = [torch.linalg.vector_norm(rows, dim=1) for _, rows in self._pieces()]
-        return torch.cat(parts)
+    def estimate(self) -> Estimate:
+        """Written down in pieces of the batch that stay in cache; then summed on another path.
+
+        ``M <= |signal| |windows|`` (Cauchy-Schwarz), and a value of the image is in at most `_visits` windows.
+        """
+        squares = torch.cat([squared_lengths(rows) for _, rows in self._pieces()])
+        each = torch.linalg.vector_norm(self.signal, dim=1).double().flatten(1)
+        sizes = torch.linalg.vector_norm(each, dim=1) * squared_lengths(self.image.flatten(1)).sqrt_()
+        places = self.fold.by_row(each.count_nonzero(1)[:, None])[:, 0]
+        majorant = self.fold.by_row(sizes[:, None])[:, 0] * self._visits**0.5
+        return Estimate(squares, majorant, 0.0, 2 * (places + 2) * unit_roundoff(self.kind))
+
+    @property
+    def _visits(self) -> int:
+        steps = zip(self.kernel, self.stride, self.dilation, strict=True)
+        return prod(-(-size // stride) if dilation == 1 else size for size, stride, dilation in steps)
 
     def project(self, direction: Tensor) -> Tensor:
         """``<b_i, conv(x_i; u)>``."""
@@ -84,6 +102,12 @@ class Correlation:
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
         return torch.cat([rows for _, rows in self._pieces(where)])
+
+    def take(self, units: Tensor) -> Correlation:
+        """Some of the units."""
+        rows = (units[:, None] * self.fold.rows + torch.arange(self.fold.rows, device=units.device)).flatten()
+        image, signal = self.image.index_select(0, rows), self.signal.index_select(0, rows)
+        return replace(self, image=image, signal=signal, fold=replace(self.fold, units=len(units)))
 
     def written(self) -> Dense:
         """All of the vectors, written down."""
