@@ -32,7 +32,7 @@ from sordina.mechanisms import DiscreteLaplace
 from sordina.mechanisms.mechanism import source as generator
 from sordina.tables.files import Source, pieces
 from sordina.tables.prepare import present_texts, readable_numbers
-from sordina.tables.schema import ColumnSchema, Kind, Schema
+from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
 from sordina.types import Adjacency, Budget, Guarantee, Unit
 
 _MAGNITUDES = [mantissa * 10.0**power for power in range(-6, 13) for mantissa in (1, 2, 5)]
@@ -86,7 +86,7 @@ class Discovery:
         rng = generator(rng)
         schema = self.schema
         for column, raw in _one_row_each(table, schema, rng, reading):
-            if column.kind is Kind.CATEGORY:
+            if column.kind is ColumnKind.CATEGORY:
                 found = replace(column, values=self._values(raw, column, rng))
             else:
                 low, high = self._range(raw, column, rng)
@@ -95,7 +95,7 @@ class Discovery:
         return schema
 
     def _range(self, raw: NDArray[Any], column: ColumnSchema, rng: np.random.Generator) -> tuple[float, float]:
-        edges = DATE_EDGES if column.kind is Kind.DATE else NUMBER_EDGES
+        edges = DATE_EDGES if column.kind is ColumnKind.DATE else NUMBER_EDGES
         values = readable_numbers(raw, column, self.schema)
         bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
         counts = np.bincount(bins, minlength=len(edges) - 1).astype(np.int64)
@@ -135,7 +135,7 @@ def plan_discovery(schema: Schema, budget: Budget) -> Discovery:
     """
     if not schema.unfilled:
         raise InvalidInput("the schema leaves nothing open: there is nothing to find.")
-    lists = sum(column.kind is Kind.CATEGORY and bool(column.unfilled) for column in schema.columns)
+    lists = sum(column.kind is ColumnKind.CATEGORY and bool(column.unfilled) for column in schema.columns)
     if lists and budget.delta == 0:
         raise InvalidInput(
             "categories nobody listed can only be found at a delta above 0: state --delta, or list them."
@@ -195,7 +195,7 @@ def _event(schema: Schema, epsilon: float, delta: float) -> Event:
     open_columns = [schema[name] for name in schema.unfilled]
     return Composed(
         tuple(
-            ApproximateDP(epsilon, delta) if column.kind is Kind.CATEGORY else PureDP(epsilon)
+            ApproximateDP(epsilon, delta) if column.kind is ColumnKind.CATEGORY else PureDP(epsilon)
             for column in open_columns
         )
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sordina.errors import InvalidInput
 from sordina.tables.files import Source, header, pieces
 from sordina.tables.prepare import present_texts, readable_numbers
-from sordina.tables.schema import ColumnSchema, Kind, Schema
+from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
 from sordina.types import Guarantee
 
 LOOKED_AT = 1000
@@ -53,9 +53,9 @@ def draft_schema(
         raise InvalidInput("the table has no rows.")
     columns = []
     for name in names:
-        kind = Kind.PERSON if name == person else guess_kind(first.columns[name])
-        if name in groups or (name == target and kind not in (Kind.NUMBER, Kind.CATEGORY)):
-            kind = Kind.CATEGORY
+        kind = ColumnKind.PERSON if name == person else guess_kind(first.columns[name])
+        if name in groups or (name == target and kind not in (ColumnKind.NUMBER, ColumnKind.CATEGORY)):
+            kind = ColumnKind.CATEGORY
         columns.append(ColumnSchema(name, kind))
     if person is not None and rows_per_person is None:
         rows_per_person = 1
@@ -86,24 +86,24 @@ def advice(schema: Schema, guarantee: Guarantee | None = None, *, drafted: bool 
     return lines
 
 
-def guess_kind(raw: NDArray[Any]) -> Kind:
+def guess_kind(raw: NDArray[Any]) -> ColumnKind:
     """What a column seems to hold, from how its values are written.
 
     Args:
         raw: The column as it was read.
     """
-    schema = Schema((ColumnSchema("column", Kind.TEXT),))
+    schema = Schema((ColumnSchema("column", ColumnKind.TEXT),))
     column = schema["column"]
     if raw.dtype.kind == "M":
-        return Kind.DATE
+        return ColumnKind.DATE
     if raw.dtype.kind == "b":
-        return Kind.CATEGORY
+        return ColumnKind.CATEGORY
     present = present_texts(raw, column, schema)
     if not present:
-        return Kind.IGNORED
+        return ColumnKind.IGNORED
     if len(readable_numbers(raw, column, schema)) == len(present):
-        return Kind.NUMBER
-    dates = ColumnSchema("column", Kind.DATE)
+        return ColumnKind.NUMBER
+    dates = ColumnSchema("column", ColumnKind.DATE)
     if all(text[:1].isdigit() for text in present) and len(readable_numbers(raw, dates, schema)) == len(present):
-        return Kind.DATE
-    return Kind.TEXT if float(np.mean([len(text) for text in present])) > _LONG_TEXT else Kind.CATEGORY
+        return ColumnKind.DATE
+    return ColumnKind.TEXT if float(np.mean([len(text) for text in present])) > _LONG_TEXT else ColumnKind.CATEGORY

@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from sordina.errors import InvalidInput
 from sordina.tables.files import Piece, pieces
-from sordina.tables.schema import ColumnSchema, Kind, Schema
+from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
 
 Matrix = NDArray[np.float32]
 _DAY = np.timedelta64(1, "D")
@@ -91,7 +91,7 @@ def feature_names(schema: Schema) -> list[str]:
     """
     names: list[str] = []
     for column in schema.features:
-        if column.kind is Kind.CATEGORY:
+        if column.kind is ColumnKind.CATEGORY:
             names += [f"{column.name}={value}" for value in column.values] + [f"{column.name}=other"]
         else:
             names.append(column.name)
@@ -111,7 +111,7 @@ def features(piece: Piece, schema: Schema) -> Matrix:
     at = 0
     for column in schema.features:
         raw = piece.columns[column.name]
-        if column.kind is Kind.CATEGORY:
+        if column.kind is ColumnKind.CATEGORY:
             codes = category_codes(raw, column, schema, piece.first)
             width = len(column.values) + 1 + column.optional
             matrix[np.arange(len(piece)), at + codes] = 1
@@ -153,7 +153,7 @@ def numbers(
     """
     values, gaps = _read_numbers(raw, column, schema)
     wrong = ~gaps & ~np.isfinite(values)
-    what = "a date" if column.kind is Kind.DATE else "a number"
+    what = "a date" if column.kind is ColumnKind.DATE else "a number"
     _refuse(wrong, column, first, f"does not hold {what}", "Correct it, or list what stands there under missing.")
     _refuse_gaps(gaps, column, first)
     return np.where(gaps, np.nan, values), gaps
@@ -204,7 +204,7 @@ def _read_numbers(
     raw: NDArray[Any], column: ColumnSchema, schema: Schema
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Numbers (NaN where none can be read), and where nothing stands."""
-    if column.kind is Kind.DATE:
+    if column.kind is ColumnKind.DATE:
         return _dates(raw, column, schema)
     if raw.dtype.kind in "iufb":
         values = raw.astype(np.float64)

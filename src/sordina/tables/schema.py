@@ -56,7 +56,7 @@ _COLUMN_FIELDS = {"kind", "low", "high", "scale", "values", "format", "optional"
 _TABLE_FIELDS = {"target", "person", "rows_per_person", "groups", "missing", "columns", "rows"}
 
 
-class Kind(str, Enum):
+class ColumnKind(str, Enum):
     """What a column holds."""
 
     NUMBER = "number"
@@ -87,7 +87,7 @@ class ColumnSchema:
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     low: float | None = None
     high: float | None = None
     values: tuple[str, ...] = ()
@@ -99,9 +99,9 @@ class ColumnSchema:
     @property
     def unfilled(self) -> tuple[str, ...]:
         """Fields that preparation needs and nobody has stated yet."""
-        if self.kind in (Kind.NUMBER, Kind.DATE):
+        if self.kind in (ColumnKind.NUMBER, ColumnKind.DATE):
             return tuple(name for name in ("low", "high") if getattr(self, name) is None)
-        if self.kind is Kind.CATEGORY and not self.values:
+        if self.kind is ColumnKind.CATEGORY and not self.values:
             return ("values",)
         return ()
 
@@ -149,12 +149,12 @@ class Schema:
         for role, name in [("target", self.target), ("person", self.person), *(("groups", one) for one in self.groups)]:
             if name is not None and name not in self._by_name:
                 raise InvalidInput(f"{role} = {name!r} is not one of the schema's columns: {_listed(names)}.")
-        if self.person is not None and self[self.person].kind is not Kind.PERSON:
+        if self.person is not None and self[self.person].kind is not ColumnKind.PERSON:
             raise InvalidInput(f"column {self.person!r} says whose row it is: its kind must be person.")
-        if self.target is not None and self[self.target].kind not in (Kind.NUMBER, Kind.CATEGORY):
+        if self.target is not None and self[self.target].kind not in (ColumnKind.NUMBER, ColumnKind.CATEGORY):
             raise InvalidInput(f"the target {self.target!r} must be a number or a category.")
         for name in self.groups:
-            if self[name].kind is not Kind.CATEGORY:
+            if self[name].kind is not ColumnKind.CATEGORY:
                 raise InvalidInput(f"the protected attribute {name!r} must be a category.")
         for field_name in ("rows_per_person", "rows"):
             value = getattr(self, field_name)
@@ -171,7 +171,7 @@ class Schema:
     @property
     def features(self) -> tuple[ColumnSchema, ...]:
         """The columns that a model sees: numbers, categories and dates, without the target."""
-        kinds = (Kind.NUMBER, Kind.CATEGORY, Kind.DATE)
+        kinds = (ColumnKind.NUMBER, ColumnKind.CATEGORY, ColumnKind.DATE)
         return tuple(column for column in self.columns if column.kind in kinds and column.name != self.target)
 
     @property
@@ -264,9 +264,9 @@ def _column(name: str, facts: Any) -> ColumnSchema:
         raise InvalidInput(f"{where} must be a [columns.{name}] part with a kind.")
     _refuse_unknown(where, facts, _COLUMN_FIELDS)
     try:
-        kind = Kind(facts.get("kind"))
+        kind = ColumnKind(facts.get("kind"))
     except ValueError:
-        raise InvalidInput(f"{where}: kind must be one of {', '.join(kind.value for kind in Kind)}.") from None
+        raise InvalidInput(f"{where}: kind must be one of {', '.join(kind.value for kind in ColumnKind)}.") from None
     optional = facts.get("optional", True)
     if not isinstance(optional, bool):
         raise InvalidInput(f"{where}: optional must be true or false.")
@@ -287,10 +287,10 @@ def _category(value: Any) -> Any:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-def _bound(where: str, kind: Kind, value: Any) -> float | None:
+def _bound(where: str, kind: ColumnKind, value: Any) -> float | None:
     if value is None:
         return None
-    if kind is Kind.DATE:
+    if kind is ColumnKind.DATE:
         return days(where, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInput(f"{where}: low and high must be numbers.")
@@ -316,7 +316,9 @@ def _column_to_dict(column: ColumnSchema) -> dict[str, Any]:
     for name in ("low", "high"):
         value = getattr(column, name)
         if value is not None:
-            facts[name] = value if column.kind is not Kind.DATE else date.fromordinal(719163 + int(value)).isoformat()
+            facts[name] = (
+                value if column.kind is not ColumnKind.DATE else date.fromordinal(719163 + int(value)).isoformat()
+            )
     if column.values:
         facts["values"] = list(column.values)
     if column.scale != "linear":

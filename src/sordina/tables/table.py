@@ -16,7 +16,7 @@ from sordina.errors import InvalidInput
 from sordina.sampling import Users
 from sordina.tables.files import Piece, Source, pieces
 from sordina.tables.prepare import category_codes, feature_names, features, numbers
-from sordina.tables.schema import Kind, Schema
+from sordina.tables.schema import ColumnKind, Schema
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PreparedTable:
         """Classification for a category, regression for a number."""
         if self.schema.target is None:
             raise InvalidInput("the schema names no target: state target = NAME.")
-        number = self.schema[self.schema.target].kind is Kind.NUMBER
+        number = self.schema[self.schema.target].kind is ColumnKind.NUMBER
         return Task.REGRESSION if number else Task.CLASSIFICATION
 
     @property
@@ -148,7 +148,7 @@ class _Reading:
 def _targets(piece: Piece, schema: Schema, target: str) -> Tensor:
     column = schema[target]
     raw = piece.columns[target]
-    if column.kind is Kind.CATEGORY:
+    if column.kind is ColumnKind.CATEGORY:
         codes = category_codes(raw, column, schema, piece.first)
         strange = codes >= len(column.values)
         if strange.any():
