@@ -4,13 +4,13 @@ from sordina.tables.discover import Discovery, complete_privately, plan_discover
 from sordina.tables.draft import draft_schema
 from sordina.tables.files import Piece, header, pieces
 from sordina.tables.prepare import Prepare, feature_names
-from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
+from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 from sordina.tables.table import PreparedTable, read_table
 
 __all__ = [
+    "ColumnKind",
     "ColumnSchema",
     "Discovery",
-    "ColumnKind",
     "Piece",
     "Prepare",
     "PreparedTable",

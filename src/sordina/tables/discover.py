@@ -32,7 +32,7 @@ from sordina.mechanisms import DiscreteLaplace
 from sordina.mechanisms.mechanism import source as generator
 from sordina.tables.files import Source, pieces
 from sordina.tables.prepare import present_texts, readable_numbers
-from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
+from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 from sordina.types import Adjacency, Budget, Guarantee, Unit
 
 _MAGNITUDES = [mantissa * 10.0**power for power in range(-6, 13) for mantissa in (1, 2, 5)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sordina.errors import InvalidInput
 from sordina.tables.files import Source, header, pieces
 from sordina.tables.prepare import present_texts, readable_numbers
-from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
+from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 from sordina.types import Guarantee
 
 LOOKED_AT = 1000

@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from sordina.errors import InvalidInput
 from sordina.tables.files import Piece, pieces
-from sordina.tables.schema import ColumnSchema, ColumnKind, Schema
+from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 
 Matrix = NDArray[np.float32]
 _DAY = np.timedelta64(1, "D")
