@@ -195,7 +195,7 @@ def test_a_spend_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
 
 
 def arrays(message):
-    return {key: array.numpy() for key, array in message.content["letter"].items()}
+    return double.arrays(message.content["letter"])
 
 
 @pytest.mark.parametrize("name", ["metric", "central", "local"])
@@ -235,7 +235,7 @@ def raw_vectors(method):
 def tampered(reply, **changes):
     record = ArrayRecord(dict(reply.content["letter"].items()))
     for key, value in changes.items():
-        record[key] = Array(value)
+        record[key] = value if isinstance(value, Array) else double.array(value)
     return reply_with(reply, RecordDict({"letter": record}))
 
 
@@ -250,12 +250,12 @@ WEATHER = {
     "several": lambda reply: tampered(reply, vectors=np.zeros((5, 2))),
     "another kind of number": lambda reply: tampered(reply, vectors=np.zeros((1, 2), np.float32)),
     "huge": lambda reply: tampered(reply, vectors=np.full((1, 2), 1e30)),
-    "text": lambda reply: tampered(reply, vectors=np.array([["a", "b"]])),
+    "text": lambda reply: tampered(reply, vectors=Array(np.array([["a", "b"]]))),
     "one record too many": lambda reply: reply_with(
         reply, RecordDict({**reply.content, "more": ConfigRecord({"samples": 3})})
     ),
     "another name": lambda reply: reply_with(
-        reply, RecordDict({"letter": ArrayRecord({"samples": Array(np.ones(1))})})
+        reply, RecordDict({"letter": ArrayRecord({"samples": double.array(np.ones(1))})})
     ),
     "empty": lambda reply: reply_with(reply, RecordDict()),
 }

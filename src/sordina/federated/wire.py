@@ -71,7 +71,7 @@ def unpack(arrays: Packed, like: Any, path: str = "") -> Any:
 
 
 def _leaf(array: NDArray[Any], kind: str) -> Any:
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" or not array.dtype.isnative or array.dtype.itemsize > 8:
         raise InvalidInput(f"numbers were expected, an array of {array.dtype} came: the two sides do not match.")
     if kind == "t":
         return torch.from_numpy(np.array(array))

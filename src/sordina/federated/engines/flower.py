@@ -25,6 +25,7 @@ from sordina.federated.engines.records import instruct, parcel_in, weight
 from sordina.federated.guard import Guard
 from sordina.federated.messages import Parcel, Refusal
 from sordina.federated.privacy.account import ClientAccount
+from sordina.federated.privacy.central import Central
 
 LOG = logging.getLogger("sordina.federated")
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
@@ -34,10 +35,16 @@ _GONE = {
 }  # fmt: skip
 """What Flower says in place of a node that left or whose process died."""
 
+_TRANSPORT = ("httpx", "httpcore", "grpc")
+"""Where an error comes from that is about the connection to the SuperLink, not about one reply."""
+
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a round cost: bytes of content to and from the clients, and seconds."""
+    """What a round cost: bytes of content to and from the clients, and seconds.
+
+    These are for the operator of the server: under central privacy they tell how many clients took part.
+    """
 
     sent: int
     received: int
@@ -93,7 +100,10 @@ class Flower:
         there = [(int(client), parcels[int(client)]) for client in clients if int(client) in parcels]
         total = aside + self.guard.judge(there, side, call)
         for refusal in total.refused:
-            LOG.warning("round %d: client %d is left out: %s", call.order.round + 1, refusal.sender, refusal.reason)
+            LOG.log(
+                _level(side), "round %d: client %d is left out: %s", call.order.round + 1, refusal.sender,
+                refusal.reason,
+            )  # fmt: skip
         return total
 
     def apart(
@@ -107,14 +117,17 @@ class Flower:
         arrived: dict[int, Parcel] = {}
         received = 0
         for client, message in self._replies(asked):
-            received += weight(message.content) if message.has_content() else 0
-            if not (message.has_error() and message.error.code in _GONE):
-                arrived[client] = _opened(client, message)
+            if message is None:
+                arrived[client] = Parcel(refused=(Refusal(client, "malformed: Flower cannot read this reply"),))
+            elif not (message.has_error() and message.error.code in _GONE):
+                arrived[client], size = _opened(client, message)
+                received += size
         silent = set(asked.values()) - set(arrived)
         self._note(side, set(asked.values()), arrived, side.work.width(call.sent))
         self._seat(silent)
         if lost := sorted(silent | absent):
-            LOG.warning("round %d: clients %s are gone or did not answer in time.", call.order.round + 1, lost)
+            words = "round %d: clients %s are gone or did not answer in time."
+            LOG.log(_level(side), words, call.order.round + 1, lost)
         sent = sum(weight(contents[client]) for client in asked.values())
         self.traffic.append(Traffic(sent, received, time.monotonic() - started))
         aside = [parcel for parcel in arrived.values() if not _numbers(parcel)]
@@ -152,15 +165,14 @@ class Flower:
                 asked[ids[0]] = client
         return asked, absent
 
-    def _replies(self, asked: dict[str, int]) -> Iterable[tuple[int, Message]]:
-        """Replies as they come, one per client, until all are there or the deadline has passed."""
+    def _replies(self, asked: dict[str, int]) -> Iterable[tuple[int, Message | None]]:
+        """Replies as they come, one per client, until all are there or the deadline has passed; None: unreadable."""
         end = None if self.deadline is None else time.monotonic() + self.deadline
         open_ids, wait = set(asked), _FIRST_WAIT
         while open_ids:
-            for message in list(self.grid.pull_messages(set(open_ids))):
-                identity = message.metadata.reply_to_message_id
+            for identity, message in self._pulled(open_ids):
                 if identity not in open_ids:
-                    LOG.warning("a reply nobody asked for (from node %s) is left out.", message.metadata.src_node_id)
+                    LOG.debug("a reply nobody asked for is left out.")
                     continue
                 open_ids.discard(identity)
                 yield asked[identity], message
@@ -168,6 +180,17 @@ class Flower:
                 return
             time.sleep(wait)
             wait = min(1.5 * wait, _LONGEST_WAIT)
+
+    def _pulled(self, open_ids: set[str]) -> Iterable[tuple[str, Message | None]]:
+        """What Flower has for us, asked for one by one: a reply that breaks its reader takes no other with it."""
+        for identity in sorted(open_ids):
+            try:
+                for message in list(self.grid.pull_messages({identity})):
+                    yield message.metadata.reply_to_message_id, message
+            except Exception as error:
+                if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _TRANSPORT:
+                    raise
+                yield identity, None
 
     def _note(self, side: ClientSide, asked: set[int], parcels: dict[int, Parcel], size: int) -> None:
         """Keep the accounts: whoever did not say that it withheld may have charged itself."""
@@ -179,19 +202,27 @@ class Flower:
                 self.accounts[client].charge(cost)
 
 
-def _opened(client: int, message: Message) -> Parcel:
-    """The numbers in a reply, to be judged; or that the client withholds, or failed, or makes no sense."""
+def _level(side: ClientSide) -> int:
+    """Who answered may be logged, except where it is a secret: Flower shows a run's log to whoever started it."""
+    return logging.DEBUG if isinstance(side.placement, Central) else logging.WARNING
+
+
+def _opened(client: int, message: Message) -> tuple[Parcel, int]:
+    """The numbers in a reply, to be judged, and its bytes; or that the client withholds, failed, or makes no sense."""
     try:
         if message.has_error():
             raise InvalidInput(f"Flower reports error {message.error.code} at this client")
-        parcel = parcel_in(message.content)
+        parcel, size = parcel_in(message.content), weight(message.content)
     except InvalidInput as error:
-        return Parcel(refused=(Refusal(client, str(error)),))
+        return Parcel(refused=(Refusal(client, str(error)),)), 0
+    except Exception as error:
+        return Parcel(refused=(Refusal(client, f"malformed: it cannot be read ({type(error).__name__})"),)), 0
     if parcel.withheld:
-        return Parcel(withheld=1)
+        return Parcel(withheld=1), size
     if parcel.rejected:
-        return Parcel(rejected=1, refused=(Refusal(client, "it could not compute a finite update; see its own log"),))
-    return Parcel(parcel.sums, parcel.vectors)
+        refusal = Refusal(client, "it could not compute a finite update; see its own log")
+        return Parcel(rejected=1, refused=(refusal,)), size
+    return Parcel(parcel.sums, parcel.vectors), size
 
 
 def _numbers(parcel: Parcel) -> bool:

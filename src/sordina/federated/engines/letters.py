@@ -41,7 +41,7 @@ def parcel_of(arrays: Mapping[str, NDArray[Any]]) -> Parcel:
         return Parcel(rejected=1)
     sums = [f"{SUM}{place}" for place in range(len(words - {VECTORS}))]
     if not words or words != {*sums, *(words & {VECTORS})}:
-        raise InvalidInput(f"malformed: a letter with {sorted(words)}")
+        raise InvalidInput(f"malformed: a letter of {len(words)} arrays, named as no client of ours names them")
     numbers: dict[str, Tensor] = {name: unpack({":t": arrays[name]}, None) for name in words}
     rows = numbers.get(VECTORS)
     if rows is not None and (rows.dim() != 2 or len(rows) != 1):
