@@ -44,19 +44,23 @@ from sordina.private_files import Content, FolderInUse
 RUN, LOCK, JOURNAL, RESERVATION = "run.json", "run.lock", "journal.jsonl", "reservation.json"
 CHECKPOINT, MODEL, PRIVACY, METRICS = "checkpoint.pt", "model.pt", "privacy.json", "metrics.jsonl"
 RECIPE, RESULT, RESULTS = "recipe.json", "result.json", "results.json"
+MODELS = "models.npz"
+"""The models of a federation, which may be several."""
 MODEL_HASH = "model_sha256"
 """The key of ``privacy.json`` that names the model it speaks of."""
+MODEL_FILE = "model_file"
+"""The key that names its file, where that is not `MODEL`."""
 SCHEMA = 2
 """Of ``run.json``; version 0.1 had none."""
-_MARKS = (JOURNAL, PRIVACY, MODEL, CHECKPOINT, RESERVATION, "reservation", RESULT, RESULTS)
+_MARKS = (JOURNAL, PRIVACY, MODEL, MODELS, CHECKPOINT, RESERVATION, "reservation", RESULT, RESULTS)
 _LARGEST = 1 << 26
 """No JSON file of ours is larger."""
 _STARTING, _OPEN, _FINISHED, _FAILED = "starting", "open", "finished", "failed"
 
 __all__ = [
-    "CHECKPOINT", "JOURNAL", "LOCK", "METRICS", "MODEL", "MODEL_HASH", "PRIVACY", "RECIPE", "RESERVATION", "RESULT",
-    "RESULTS", "RUN", "FolderCondition", "FolderInUse", "FolderState", "HeldReservation", "RunFolder", "fingerprint",
-    "read_claim", "read_json", "state_of",
+    "CHECKPOINT", "JOURNAL", "LOCK", "METRICS", "MODEL", "MODELS", "MODEL_FILE", "MODEL_HASH", "PRIVACY", "RECIPE",
+    "RESERVATION", "RESULT", "RESULTS", "RUN", "FolderCondition", "FolderInUse", "FolderState", "HeldReservation",
+    "RunFolder", "fingerprint", "read_claim", "read_json", "state_of",
 ]  # fmt: skip
 
 
@@ -228,22 +232,31 @@ class RunFolder:
         """Whether there is anything called ``name``."""
         return (self.path / name).exists()
 
-    def finish(self, model: Content, facts: Mapping[str, Any], settle: Callable[[], object] | None = None) -> None:
+    def finish(
+        self,
+        model: Content,
+        facts: Mapping[str, Any],
+        settle: Callable[[], object] | None = None,
+        *,
+        name: str = MODEL,
+    ) -> None:
         """End the run: the model, what is claimed of it, the settlement, and the word that all is done, in this order.
 
         May be killed at any moment and called again with the same: each part is then found done or done again. So
         ``settle`` must accept a reservation that was settled already with the same event.
 
         Args:
-            model: The bytes of `MODEL`, or what writes them.
+            model: The bytes of the model, or what writes them.
             facts: What `PRIVACY` says; `MODEL_HASH` is added.
             settle: Settles the reservation, if there is one.
+            name: The model's file, `MODEL` or `MODELS`.
         """
         if self.finished:
             return
         private_files.remove(self.path / PRIVACY)
-        self.write(MODEL, model)
-        self.write_json(PRIVACY, {**facts, MODEL_HASH: private_files.sha256(self.path / MODEL)})
+        self.write(name, model)
+        named = {} if name == MODEL else {MODEL_FILE: name}
+        self.write_json(PRIVACY, {**facts, **named, MODEL_HASH: private_files.sha256(self.path / name)})
         if settle is not None:
             settle()
         self._save(_FINISHED)
@@ -339,10 +352,10 @@ def read_claim(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     facts = read_json(path / PRIVACY)
-    told = facts.get(MODEL_HASH)
-    if told is not None and told != private_files.sha256(path / MODEL):
+    told, name = facts.get(MODEL_HASH), MODELS if facts.get(MODEL_FILE) == MODELS else MODEL
+    if told is not None and told != private_files.sha256(path / name):
         raise InvalidInput(
-            f"{path / PRIVACY} speaks of another model than {path / MODEL}: its claim does not hold for this one. "
+            f"{path / PRIVACY} speaks of another model than {path / name}: its claim does not hold for this one. "
             "Resume the run if it was interrupted; otherwise get the run's own model."
         )
     return facts

@@ -61,7 +61,7 @@ def test_a_crash_while_saving_leaves_the_old_account(tmp_path, monkeypatch):
         raise OSError("power cut")
 
     monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(OSError, match="power cut"):
+    with pytest.raises(InvalidInput, match="power cut"):
         account.save(path)
     assert ClientAccount.load(path).participations == 1
 
@@ -85,5 +85,5 @@ def test_a_kept_account_is_on_disk_before_anything_can_leave(tmp_path):
 
 def test_an_account_that_cannot_be_written_lets_nothing_leave(tmp_path):
     account = ClientAccount.kept(tmp_path / "missing" / "account.json")
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(InvalidInput, match="No such file"):
         account.charge(exact(0.4))

@@ -24,11 +24,10 @@ shapes = st.one_of(
 def test_foreign_fields_are_an_array_of_theirs_or_refused(dtype, shape, form, data):
     try:
         array = decode(dtype, shape, form, data)
-    except InvalidInput as error:
-        assert str(error).startswith("malformed")
-    else:
-        assert (array.dtype.name, list(array.shape), form) == (dtype, list(shape), FORMAT)
-        assert array.nbytes == len(data)
+    except InvalidInput:
+        return
+    assert (array.dtype.name, list(array.shape), form) == (dtype, list(shape), FORMAT)
+    assert array.nbytes == len(data)
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -75,7 +75,7 @@ class DoubleGrid:
         return [self.waiting.pop(one) for one in list(message_ids) if one in self.waiting]
 
 
-def fleet(side, population, folder, *, limit=None, seed=None, run=7, tamper=None, deadline=None):
+def fleet(side, population, folder, *, limit=None, policy=None, seed=None, run=7, tamper=None, deadline=None):
     """An engine whose clients hold one shard each, in a folder each, as they would on machines of their own."""
     apps = {}
     for number in range(len(population)):
@@ -83,8 +83,8 @@ def fleet(side, population, folder, *, limit=None, seed=None, run=7, tamper=None
         x, y = population.x[rows], population.y[rows]
 
         def desk(instruction, context, x=x, y=y, number=number):
-            people = alone(x, y, instruction.client)
-            return Desk(side, people, Home(folder / str(number)), limit, seed)
+            rows = lambda: alone(x, y, instruction.client)  # noqa: E731
+            return Desk(side, rows, Home(folder / str(number)), limit, policy, seed)
 
         apps[100 + number] = client_app(desk)
     grid = DoubleGrid(apps, run, tamper)

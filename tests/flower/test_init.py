@@ -64,6 +64,7 @@ def test_flower_accepts_the_app_and_both_halves_load(tmp_path, capsys, monkeypat
         clients_per_round=3,
         local_rate=0.1,
         batch=32,
+        engine="flower",
     )
     assert written == asked, "the app trains what was asked for"
     load = "import fleet.server_app, fleet.client_app; print(type(fleet.server_app.app), type(fleet.client_app.app))"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.nothing import Nothing
 from sordina.federated.privacy.placement import Facts, Placement, Statement
 from sordina.federated.selection import Selection
@@ -144,6 +145,11 @@ class Compressed:
         """As the placement does."""
         return True
 
+    @property
+    def hides_failures(self) -> bool:
+        """As the placement does."""
+        return self.placement.hides_failures
+
     def check(self, selection: Selection, rounds: int) -> None:
         """As the placement does."""
         self.placement.check(selection, rounds)
@@ -157,6 +163,10 @@ class Compressed:
     def cost(self, size: int) -> Fraction:
         """As the placement does: what is done after sanitisation costs nothing."""
         return self.placement.cost(size)
+
+    def leakage(self, size: int) -> Leakage:
+        """As the placement does."""
+        return self.placement.leakage(size)
 
     def seal(self, outcome: Outcome, state: Any, rng: np.random.Generator) -> Parcel:
         """Sanitise first, then compress; sums are left out, as the server makes them from what it unpacks."""

@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput
+from sordina.federated.clients.work import unmoved
 from sordina.federated.compression import Compressed
 from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.messages import Outcome, Parcel, Refusal
+from sordina.federated.messages import Parcel, Refusal
 from sordina.federated.privacy.central import Central
 from sordina.types import Adjacency
 
@@ -154,10 +155,9 @@ class Guard:
 
 def blank(side: ClientSide, call: Call) -> Parcel:
     """What an honest parcel looks like: that of a client whose vector is zero. Its noise, if any, is thrown away."""
-    dtype = next(value.dtype for value in call.sent.values() if value.is_floating_point())
-    size = side.work.width(call.sent)
-    zero = Outcome(torch.zeros(1, size, dtype=dtype), torch.ones(1), record_bound=1.0)
-    return replace(side.placement.seal(zero, call.privacy, np.random.default_rng(0)), answered=1)
+    return replace(
+        side.placement.seal(unmoved(side.work, call.sent), call.privacy, np.random.default_rng(0)), answered=1
+    )
 
 
 def _within(placement: Central, numbers: Sequence[Tensor], honest: Parcel, call: Call) -> bool:

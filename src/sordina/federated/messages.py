@@ -36,6 +36,18 @@ class Outcome:
         """``xi``, how far each client's vector went from its anchor."""
         return self.vectors if self.anchors is None else self.vectors - self.anchors
 
+    def steady(self) -> Outcome:
+        """The same, with a client that did not move in place of one whose vector is not finite, or has no length.
+
+        Nobody can tell it from a client that learnt nothing: it is sanitised, sent and charged like every other.
+        """
+        sound = self.vectors.norm(dim=1, keepdim=True).isfinite()
+        if bool(sound.all()):
+            return self
+        start = torch.zeros_like(self.vectors) if self.anchors is None else self.anchors.nan_to_num(0.0, 0.0, 0.0)
+        anchors = None if self.anchors is None else torch.where(sound, self.anchors, start)
+        return Outcome(torch.where(sound, self.vectors, start), self.sizes, anchors, self.record_bound)
+
     def keep(self, rows: Tensor) -> Outcome:
         """Only these clients."""
         anchors = None if self.anchors is None else self.anchors[rows]

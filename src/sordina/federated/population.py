@@ -27,6 +27,8 @@ class Population:
     x: Tensor
     y: Tensor
     sizes: NDArray[np.int64]
+    numbers: NDArray[np.int64] | None = None
+    """By which numbers the server calls the clients, where these are not 0, 1, ...: their rows' order depends on it."""
 
     def __post_init__(self) -> None:
         if not len(self.x) == len(self.y) == int(self.sizes.sum()):
@@ -62,7 +64,7 @@ class Population:
     def to(self, dtype: torch.dtype) -> Population:
         """The same clients with inputs, and targets that are not classes, in ``dtype``."""
         y = self.y.to(dtype) if self.y.is_floating_point() else self.y
-        return Population(self.x.to(dtype), y, self.sizes)
+        return Population(self.x.to(dtype), y, self.sizes, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Cohort:
         """The number of rows of each client."""
         return self.population.sizes[self.ids]
 
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """By which number the server calls each client."""
+        return self.ids if self.population.numbers is None else self.population.numbers[self.ids]
+
     def whole(self) -> Batch:
         """All rows of every client, padded to the largest."""
         position = np.arange(max(1, int(self.sizes.max(initial=0))))[None]
@@ -95,7 +102,7 @@ class Cohort:
 
     def batches(self, order: Order, *, batch: int, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
         """The local batches, step after step, for the clients that still have one: a prefix of the cohort."""
-        for positions in arrange(self.sizes, self.ids, order, batch=batch, epochs=epochs, steps=steps):
+        for positions in arrange(self.sizes, self.numbers, order, batch=batch, epochs=epochs, steps=steps):
             yield self._batch(positions)
 
     def _batch(self, positions: NDArray[np.int64]) -> Batch:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput
+from sordina.federated.privacy.placement import Statement
 from sordina.federated.recipe import Finished
 from sordina.federated.run import Seen
 from sordina.training.run import versions
@@ -101,9 +102,14 @@ def guarantee(finished: Finished) -> dict[str, Any]:
     return facts
 
 
-def privacy_report(finished: Finished) -> dict[str, Any]:
-    """privacy.json: the guarantee in words and numbers, and what every client has leaked."""
-    statement = finished.result.statement
+def privacy_facts(statement: Statement, releasable: bool, rounds: int) -> dict[str, Any]:
+    """What privacy.json says of any federation: the guarantee in words and numbers.
+
+    Args:
+        statement: The guarantee.
+        releasable: Whether the noise was secure.
+        rounds: How many rounds ran.
+    """
     report: dict[str, Any] = {
         "placement": statement.placement,
         "guarantee": statement.words,
@@ -111,17 +117,24 @@ def privacy_report(finished: Finished) -> dict[str, Any]:
         "unit": str(statement.unit),
         "epsilon": statement.epsilon,
         "delta": statement.delta,
-        "releasable": finished.releasable,
-        "rounds": len(finished.result.history),
+        "releasable": releasable,
+        "rounds": rounds,
         "details": statement.details or {},
         "validation": "Held-out clients' losses are read in the clear; no guarantee covers those clients.",
         "versions": versions(),
     }
-    if not finished.releasable:
+    if not releasable:
         report["note"] = "The noise came from a seed: whoever knows the seed can subtract it. Not for release."
+    return report
+
+
+def privacy_report(finished: Finished) -> dict[str, Any]:
+    """privacy.json of a run in process: the guarantee, and what every client has leaked."""
+    statement, result = finished.result.statement, finished.result
+    report = privacy_facts(statement, finished.releasable, len(result.history))
     if statement.placement == "metric":
         report["radius_mode"] = "sound" if statement.sound else "heuristic"
-        report["leakage_per_client"] = finished.result.leakage.tolist()
+        report["leakage_per_client"] = result.leakage.tolist()
         report["leakage_limit"] = finished.recipe.leakage_limit
     return report
 

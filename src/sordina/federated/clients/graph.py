@@ -62,9 +62,10 @@ class Neighbours:
         return Outcome(end - known, sizes(cohort)), {OWN: end, MET: torch.ones_like(state[MET])}
 
     def _rows(self, sent: Arrays, cohort: Cohort) -> Tensor:
-        if cohort.ids.max(initial=0) >= len(sent[TABLE]):
-            raise InvalidInput(f"the graph has {len(sent[TABLE])} clients, but client {cohort.ids.max()} takes part.")
-        return torch.from_numpy(cohort.ids)
+        numbers = cohort.numbers
+        if numbers.max(initial=0) >= len(sent[TABLE]):
+            raise InvalidInput(f"the graph has {len(sent[TABLE])} clients, but client {numbers.max()} takes part.")
+        return torch.from_numpy(numbers)
 
     def personal(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> Personal:
         """The client's own model."""

@@ -50,6 +50,11 @@ class BestModel:
         """One model."""
         return self.objective.size
 
+    def unmoved(self, sent: Arrays) -> Outcome:
+        """The first hypothesis, untrained."""
+        first = sent[HYPOTHESES][:1]
+        return Outcome(first, torch.zeros(1), anchors=first)
+
     def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
         """Pick, train, and return the whole parameter vector."""
         start = sent[HYPOTHESES][best(self.objective, sent[HYPOTHESES], cohort)]

@@ -36,6 +36,11 @@ class ClippedGradient:
         """One number per parameter."""
         return self.objective.size
 
+    def unmoved(self, sent: Arrays) -> Outcome:
+        """No records."""
+        zero = torch.zeros(1, self.objective.size, dtype=sent["model"].dtype)
+        return Outcome(zero, torch.zeros(1), record_bound=self.clip / self.divisor)
+
     def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
         """Every record as a client of one row; then clip, and add up by owner."""
         x, y, owner = cohort.rows()

@@ -98,6 +98,26 @@ class LocalSteps:
         return cohort.batches(order, batch=self.batch, epochs=self.epochs, steps=self.steps)
 
 
+def unmoved(work: ClientWork, sent: Arrays) -> Outcome:
+    """What one client would compute that learns nothing: no step from where it was sent.
+
+    Args:
+        work: The client's work. Work that sends whole models, or bounds a record's effect, has an ``unmoved`` of its
+            own; for the rest it is an update of zero.
+        sent: What the server sent.
+    """
+    own_way = getattr(work, "unmoved", None)
+    if own_way is not None:
+        found: Outcome = own_way(sent)
+        return found
+    return Outcome(torch.zeros(1, work.width(sent), dtype=dtype_of(sent)), torch.zeros(1))
+
+
+def dtype_of(sent: Arrays) -> torch.dtype:
+    """The kind of number in which clients compute and answer: that of the models they are sent."""
+    return next(value.dtype for value in sent.values() if value.is_floating_point())
+
+
 def sizes(cohort: Cohort) -> Tensor:
     """The clients' row counts as a tensor."""
     return torch.from_numpy(cohort.sizes)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from sordina.errors import BudgetRefused
 from sordina.federated.engines.letters import written
 from sordina.federated.engines.participation import Desk, answer
 from sordina.federated.engines.records import Instruction, read, reply
@@ -20,7 +21,8 @@ def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
     """The client's half as a ClientApp; ``desk_of`` says what the client works with.
 
     Data, local work, clipping or sanitising, and the account stay in this process. What went wrong is told in the
-    client's own log only: an error message may quote data.
+    client's own log only: an error message may quote data. ``desk_of`` must not touch the client's rows: whether it
+    fails is seen by the server.
     """
     app = ClientApp()
 
@@ -31,6 +33,9 @@ def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
             size = desk.side.work.width(instruction.sent)
             call = instruction.call(desk.side.placement.start(size))
             letter = answer(desk, call, context.run_id, instruction.client)
+        except BudgetRefused as error:
+            LOG.warning("nothing is sent: %s", error)
+            letter = written(Parcel(withheld=1))
         except Exception:
             LOG.exception("this client could not answer; nothing left it.")
             letter = written(Parcel(rejected=1))

@@ -10,12 +10,11 @@ Both halves build the same run from the run configuration, so they agree without
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from fractions import Fraction
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +25,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from sordina import randomness
-from sordina.errors import InvalidInput
+from sordina import private_files, randomness
+from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated import losses
+from sordina.federated.client_policy import ClientPolicy, policy_for
 from sordina.federated.engines.client_app import client_app as client_app_of
 from sordina.federated.engines.engine import ClientSide
 from sordina.federated.engines.flower import Flower
@@ -37,12 +37,14 @@ from sordina.federated.engines.participation import Desk, alone
 from sordina.federated.engines.records import Instruction
 from sordina.federated.objective import Objective, flat_parameters, of_module
 from sordina.federated.population import Population
-from sordina.federated.privacy.account import exact
 from sordina.federated.recipe import Recipe, assemble, check_limit
-from sordina.federated.run import Result, Seen, federate
+from sordina.federated.record import privacy_facts
+from sordina.federated.run import Method, Result, Seen, federate
 from sordina.federated.validation import Validation
+from sordina.run_folder import MODELS, RESULT, RunFolder
 
 LOG = logging.getLogger("sordina.federated")
+_CLIENTS = 10_000_000
 
 
 class Task(Protocol):
@@ -75,24 +77,53 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     for name, absent in (("seed", -1), ("leakage_limit", 0), ("clients_per_round", 0), ("server_rate", 0)):
         if found.get(name) == absent:
             del found[name]
-    return Recipe("own", **found)
+    return Recipe("own", engine="flower", **found)
 
 
 def client_app(task: Task) -> ClientApp:
-    """The ClientApp of a task. The SuperNode's own configuration says where its account lives (``state-dir``)."""
+    """The ClientApp of a task. The SuperNode's own configuration says where account and policy live (``state-dir``).
+
+    The run's configuration and the server's messages come from outside: the client's policy decides whether it takes
+    part, its account how often, and its noise is never seeded.
+    """
 
     def desk(instruction: Instruction, context: Context) -> Desk:
-        config = context.run_config
-        recipe = recipe_of(config)
-        method, limit = assemble(recipe, recipe.settled(int(config["clients"])), _objective(task))
-        x, y = task.train_data(context)
-        people = alone(x, y, instruction.client)
+        config, home = context.run_config, _home(context)
+        recipe = replace(recipe_of(config), seed=None)
+        policy = _policy(home, recipe, context)
+        policy.check(recipe)
+        if sum(value.numel() for value in instruction.sent.values()) > policy.numbers:
+            raise BudgetRefused(f"the server sent more numbers than this client's most, {policy.numbers}.")
+        objective = _objective(task)
+        method, limit = assemble(recipe, recipe.settled(_clients(config)), objective)
+        policy.check_placement(method.placement)
+        _check_sent(instruction, method, torch.zeros(recipe.models, objective.size, dtype=_dtype(task)))
         side = ClientSide(method.work, method.placement)
-        if recipe.placed == "metric":
-            limit = _stricter(limit, context)
-        return Desk(side, people, _home(context), limit, recipe.seed)
+        return Desk(side, lambda: alone(*task.train_data(context), instruction.client), home, limit, policy)
 
     return client_app_of(desk)
+
+
+def _policy(home: Home, recipe: Recipe, context: Context) -> ClientPolicy:
+    """The client's own; nodes of Flower's simulation, which stand for nobody, accept what the run needs."""
+    if _simulated(context):
+        return ClientPolicy.from_dict(policy_for(recipe) | {"rounds": _CLIENTS, "epochs": 1000, "hypotheses": 1000})
+    return ClientPolicy.load(home.folder)
+
+
+def _clients(config: Mapping[str, Any]) -> int:
+    clients = config["clients"]
+    if type(clients) is not int or not 1 <= clients <= _CLIENTS:
+        raise InvalidInput(f"a run has 1 to {_CLIENTS} clients.")
+    return clients
+
+
+def _check_sent(instruction: Instruction, method: Method, models: Tensor) -> None:
+    """Whether the server sent what this run's strategy sends, number for number."""
+    expected = method.strategy.configure(method.strategy.init(models))
+    forms = [{name: (value.dtype, value.shape) for name, value in one.items()} for one in (expected, instruction.sent)]
+    if forms[0] != forms[1]:
+        raise InvalidInput("the server sent other models than this run trains.")
 
 
 def server_app(task: Task) -> ServerApp:
@@ -102,30 +133,42 @@ def server_app(task: Task) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
         config = context.run_config
-        recipe, clients = recipe_of(config), int(config["clients"])
-        settled, objective = recipe.settled(clients), _objective(task)
-        method, limit = assemble(recipe, settled, objective)
-        rng = randomness.generator(recipe.seed)
-        models = _initial(task, recipe.models, rng)
-        check_limit(method, models, limit)
-        engine = Flower(grid, clients, limit, deadline=float(config["deadline"]))
-        engine.gather(float(config["wait"]))
-        held_out = task.validation_data()
-        result = federate(
-            method,
-            engine,
-            models,
-            clients=clients,
-            rounds=settled.rounds,
-            rng=rng,
-            validation=Validation(objective, Population.of(held_out)) if held_out else None,
-            patience=settled.patience,
-            observe=_say,
-        )
-        _write(Path(str(config["out"])).expanduser(), recipe, result, engine, randomness.releasable(rng))
+        recipe = recipe_of(config)
+        settings = {"recipe": recipe.to_dict(), "clients": _clients(config)}
+        with RunFolder.begin(Path(str(config["out"])).expanduser(), "flower", settings) as folder:
+            try:
+                _serve(task, recipe, grid, config, folder)
+            except Exception:
+                folder.close_failed(f"the run in {folder.path} failed, and one on Flower cannot be resumed: run again.")
+                raise
 
     app.main()(main)
     return app
+
+
+def _serve(task: Task, recipe: Recipe, grid: Grid, config: Mapping[str, Any], folder: RunFolder) -> None:
+    """The server's half of a run, from the first model to the last file."""
+    clients, objective = _clients(config), _objective(task)
+    settled = recipe.settled(clients)
+    method, limit = assemble(recipe, settled, objective)
+    rng = randomness.generator(recipe.seed)
+    models = _initial(task, recipe.models, rng)
+    check_limit(method, models, limit)
+    engine = Flower(grid, clients, limit, deadline=float(config["deadline"]))
+    engine.gather(float(config["wait"]))
+    held_out = task.validation_data()
+    result = federate(
+        method,
+        engine,
+        models,
+        clients=clients,
+        rounds=settled.rounds,
+        rng=rng,
+        validation=Validation(objective, Population.of(held_out)) if held_out else None,
+        patience=settled.patience,
+        observe=_say,
+    )
+    _write(folder, recipe, result, engine, randomness.releasable(rng))
 
 
 def _objective(task: Task) -> Objective:
@@ -142,21 +185,28 @@ def _initial(task: Task, count: int, rng: np.random.Generator) -> Tensor:
     return torch.stack(drawn)
 
 
+def _simulated(context: Context) -> bool:
+    """Whether this is a node of Flower's simulation: the SuperNode, not the run, says so."""
+    return "state-dir" not in context.node_config and "partition-id" in context.node_config
+
+
 def _home(context: Context) -> Home:
-    folder = context.node_config.get("state-dir")
-    if not folder:
+    if _simulated(context):
+        flower = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+        folder = flower / "sordina-simulation" / str(context.run_id) / str(int(context.node_config["partition-id"]))
+        private_files.make_folder(folder)
+        return Home(folder)
+    folder_name = context.node_config.get("state-dir")
+    if not folder_name:
         raise InvalidInput(
             "a client's account needs a folder of its own that lasts: start the SuperNode with "
             "--node-config 'state-dir=\"/var/lib/sordina\" ...'."
         )
-    return Home(Path(str(folder)).expanduser())
+    return Home(Path(str(folder_name)).expanduser())
 
 
-def _stricter(limit: Fraction | None, context: Context) -> Fraction | None:
-    """The run's limit, or the SuperNode's own ``leakage-limit`` for metric leakage, where that is lower."""
-    own = context.node_config.get("leakage-limit")
-    limits = [one for one in (limit, None if own is None else exact(float(own))) if one is not None]
-    return min(limits, default=None)
+def _dtype(task: Task) -> torch.dtype:
+    return flat_parameters(task.model()).dtype
 
 
 def _say(seen: Seen) -> None:
@@ -164,9 +214,8 @@ def _say(seen: Seen) -> None:
     LOG.info("round %d done%s", seen.round.number + 1, score)
 
 
-def _write(folder: Path, recipe: Recipe, result: Result, engine: Flower, releasable: bool) -> None:
-    """The models, and a document with the guarantee, the bytes and the seconds of each round."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _write(folder: RunFolder, recipe: Recipe, result: Result, engine: Flower, releasable: bool) -> None:
+    """The models, and a document with the guarantee; what tells who took part is left out where that is a secret."""
     statement = result.statement
     document = {
         "recipe": recipe.to_dict(),
@@ -176,10 +225,17 @@ def _write(folder: Path, recipe: Recipe, result: Result, engine: Flower, releasa
         "epsilon": statement.epsilon,
         "delta": statement.delta,
         "releasable": releasable,
-        "leakage_at_most": result.leakage.tolist(),
         "losses": result.losses,
-        "traffic": [asdict(one) for one in engine.traffic],
+        "bytes_each": [{"sent": one.down, "received": one.up} for one in result.history],
     }
-    np.savez(folder / "models.npz", models=result.best.numpy(), last=result.models.numpy())
-    (folder / "result.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    LOG.info("%s Saved in %s.", statement.words, folder)
+    if not any(one.secret for one in result.history):
+        document |= {
+            "leakage_at_most": result.leakage.tolist(),
+            "traffic": [asdict(one) for one in engine.traffic],
+        }
+    folder.write_json(RESULT, document)
+    facts = privacy_facts(statement, releasable, len(result.history))
+    folder.finish(
+        lambda file: np.savez(file, models=result.best.numpy(), last=result.models.numpy()), facts, name=MODELS
+    )
+    LOG.info("%s Saved in %s.", statement.words, folder.path)

@@ -184,13 +184,15 @@ class Flower:
     def _pulled(self, open_ids: set[str]) -> Iterable[tuple[str, Message | None]]:
         """What Flower has for us, asked for one by one: a reply that breaks its reader takes no other with it."""
         for identity in sorted(open_ids):
-            try:
-                for message in list(self.grid.pull_messages({identity})):
-                    yield message.metadata.reply_to_message_id, message
-            except Exception as error:
-                if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _TRANSPORT:
-                    raise
-                yield identity, None
+            yield from self._pulled_one(identity)
+
+    def _pulled_one(self, identity: str) -> list[tuple[str, Message | None]]:
+        try:
+            return [(one.metadata.reply_to_message_id, one) for one in self.grid.pull_messages({identity})]
+        except Exception as error:
+            if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _TRANSPORT:
+                raise
+            return [(identity, None)]
 
     def _note(self, side: ClientSide, asked: set[int], parcels: dict[int, Parcel], size: int) -> None:
         """Keep the accounts: whoever did not say that it withheld may have charged itself."""

@@ -70,11 +70,12 @@ class InProcess:
         willing = [place for place, client in enumerate(clients) if self.accounts[client].allows(cost)]
         aside = Parcel(withheld=len(clients) - len(willing))
         for places in self._chunks(clients, np.array(willing, dtype=np.int64)):
-            outcome = self._work(side, call, clients[places])
-            finite = outcome.vectors.sum(dim=1).isfinite()
-            kept = places[finite.numpy()]
-            if len(kept) < len(places):
-                outcome = outcome.keep(finite)
+            outcome, kept = self._work(side, call, clients[places]), places
+            if side.placement.hides_failures:
+                outcome = outcome.steady()
+            else:
+                finite = outcome.vectors.sum(dim=1).isfinite()
+                outcome, kept = outcome.keep(finite), places[finite.numpy()]
                 aside += Parcel(rejected=len(places) - len(kept))
             self._charge(clients[kept], cost)
             yield kept, outcome, aside

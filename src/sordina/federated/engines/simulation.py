@@ -19,6 +19,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from sordina.errors import Unsupported
 from sordina.federated.engines.engine import ClientSide
 from sordina.federated.engines.home import Home
@@ -99,7 +101,10 @@ class Stage:
 
     def account(self, side: ClientSide, client: int) -> ClientAccount:
         """A client's own account of a client half."""
-        return Home(_home(self.root, self.publish(side), client)).account(side.placement, self.limit)
+        total = Home(_home(self.root, self.publish(side), client)).total()
+        runs = total.runs.values()
+        spent = sum((one.spent for one in runs), Fraction())
+        return ClientAccount(self.limit, spent, total.participations)
 
 
 def _home(root: Path, side: int, client: int) -> Path:
@@ -112,7 +117,8 @@ def _desk(root: Path, limit: Fraction | None, seed: int | None, instruction: Any
 
     number, client = instruction.side, instruction.client
     home = Home(_home(root, number, client))
-    return Desk(_load(root / f"side-{number}"), _load(root / "people"), home, limit, seed)
+    people = _load(root / "people")
+    return Desk(_load(root / f"side-{number}"), lambda: people.cohort(np.array([client])), home, limit, seed=seed)
 
 
 def _store(path: Path, value: Any) -> None:

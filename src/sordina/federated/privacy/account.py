@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+from sordina import private_files
 from sordina.errors import BudgetRefused, InvalidInput
+from sordina.run_folder import read_json
 
 
 def exact(value: float | Fraction) -> Fraction:
@@ -71,26 +74,28 @@ class ClientAccount:
         if self.path is not None:
             self.save(self.path)
 
-    def save(self, path: Path) -> None:
-        """Write the account so that a crash leaves the old or the new one, never half of one."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
         limit = None if self.limit is None else str(self.limit)
-        text = json.dumps({"limit": limit, "spent": str(self.spent), "participations": self.participations})
-        fresh = path.with_name(path.name + ".new")
-        with open(fresh, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        return {"limit": limit, "spent": str(self.spent), "participations": self.participations}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ClientAccount:
+        """What `to_dict` wrote; anything else raises ValueError, KeyError, TypeError or ZeroDivisionError."""
+        limit = None if data["limit"] is None else Fraction(data["limit"])
+        account = cls(limit, Fraction(data["spent"]), int(data["participations"]))
+        if account.spent < 0 or account.participations < 0:
+            raise ValueError("a negative leakage")
+        return account
+
+    def save(self, path: Path) -> None:
+        """Write the account, for its owner only, so that a crash leaves the old or the new one."""
+        private_files.write(path, json.dumps(self.to_dict()).encode())
 
     @classmethod
     def load(cls, path: Path) -> ClientAccount:
         """Read an account; a damaged one is refused, since a fresh start would forget what was leaked."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            limit = None if data["limit"] is None else Fraction(data["limit"])
-            account = cls(limit, Fraction(data["spent"]), int(data["participations"]))
-        except (OSError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            return cls.from_dict(read_json(path))
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise InvalidInput(f"{path} is not a client account ({error}); restore it, do not start afresh.") from error
-        if account.spent < 0 or account.participations < 0:
-            raise InvalidInput(f"{path} holds a negative leakage; restore it, do not start afresh.")
-        return account

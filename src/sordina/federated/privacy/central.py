@@ -21,6 +21,7 @@ from sordina.clipping.per_layer import arrange
 from sordina.clipping.policy import spread
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import UNIFORM, Facts, Statement, Weights
 from sordina.federated.selection import Sampled, Selection
 from sordina.gradients.explicit import MatrixTape
@@ -51,6 +52,7 @@ class Central:
     weights: Weights = UNIFORM
     layers: tuple[tuple[str, int], ...] = ()
     vectors_released: bool = False
+    hides_failures: bool = True
 
     def __post_init__(self) -> None:
         if not self.plan.private:
@@ -105,6 +107,10 @@ class Central:
     def cost(self, size: int) -> Fraction:
         """The server keeps the account."""
         return Fraction()
+
+    def leakage(self, size: int) -> Leakage:
+        """Nothing, to whom the server's noise protects; against the server itself nothing is promised."""
+        return Leakage(clear=Fraction(1))
 
     def seal(self, outcome: Outcome, state: CentralState, rng: np.random.Generator) -> Parcel:
         """Weigh and clip at the client; what leaves is a sum (of one, on a real network)."""

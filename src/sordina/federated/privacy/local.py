@@ -12,6 +12,8 @@ from torch import Tensor
 from sordina.accounting import Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.account import exact
+from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import Facts, Statement
 from sordina.federated.selection import Selection
 from sordina.training.noise import gaussian_like
@@ -31,6 +33,7 @@ class Local:
     delta: float
     participations: int
     vectors_released: bool = True
+    hides_failures: bool = True
 
     def __post_init__(self) -> None:
         check_positive("clipping threshold of local privacy", self.clip)
@@ -54,6 +57,10 @@ class Local:
     def cost(self, size: int) -> Fraction:
         """One participation."""
         return Fraction(1)
+
+    def leakage(self, size: int) -> Leakage:
+        """``1 / z^2``."""
+        return Leakage(gaussian=1 / exact(self.noise_multiplier) ** 2)
 
     def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
         """Clip and noise every client's vector."""
@@ -91,6 +98,7 @@ class RecordNoise:
     delta: float
     participations: int
     vectors_released: bool = True
+    hides_failures: bool = True
 
     def __post_init__(self) -> None:
         check_positive("noise multiplier", self.noise_multiplier)
@@ -111,6 +119,10 @@ class RecordNoise:
     def cost(self, size: int) -> Fraction:
         """One participation."""
         return Fraction(1)
+
+    def leakage(self, size: int) -> Leakage:
+        """``1 / z^2``."""
+        return Leakage(record=1 / exact(self.noise_multiplier) ** 2)
 
     def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
         """Noise of ``z`` times the record bound on every client's vector."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.account import exact
+from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import Facts, Statement
 from sordina.federated.selection import Selection
 from sordina.mechanisms.metric_laplace import MetricLaplace
@@ -83,6 +84,7 @@ class Metric:
     radius: Radius = UpdateRadius()
     layers: tuple[int, ...] = ()
     vectors_released: bool = True
+    hides_failures: bool = True
 
     def __post_init__(self) -> None:
         check_positive("noise multiplier nu", self.nu)
@@ -99,8 +101,18 @@ class Metric:
         """Exactly ``n / nu``."""
         return Fraction(size) / exact(self.nu)
 
+    def leakage(self, size: int) -> Leakage:
+        """``n / (nu R)`` per unit of distance; by the paper's radius ``n / nu``, which bounds nothing."""
+        if isinstance(self.radius, PublicRadius):
+            return Leakage(per_distance=self.cost(size) / exact(self.radius.value))
+        return Leakage(heuristic=self.cost(size))
+
     def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
-        """Lines 2 to 5 of Algorithm 2, for every client; by the paper's radius one that did not move gets no noise."""
+        """Lines 2 to 5 of Algorithm 2, for every client.
+
+        By the paper's radius a client that did not move would get no noise, and so tell that it could not train; it
+        gets that of radius 1.
+        """
         pieces = zip(_split(outcome.vectors, self.layers), _split(outcome.moved_by(), self.layers), strict=True)
         return Parcel(vectors=torch.cat([self._sanitise(vectors, moved, rng) for vectors, moved in pieces], dim=1))
 
@@ -114,7 +126,7 @@ class Metric:
         lengths = moved.double().norm(dim=1, keepdim=True)
         units = torch.where(lengths > 0, lengths, 1.0)
         noised = units * MetricLaplace(_per_distance(share, 1.0), Unit.USER).release_rows(vectors / units, rng)
-        return torch.where(lengths > 0, noised, vectors).to(vectors)
+        return torch.as_tensor(noised).to(vectors)
 
     def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The sanitised vectors and their plain mean: sample counts are nobody's business."""

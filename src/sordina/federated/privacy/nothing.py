@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import BY_SAMPLES, Facts, Statement, Weights
 from sordina.federated.selection import Selection
 
@@ -18,6 +19,7 @@ class Nothing:
 
     weights: Weights = BY_SAMPLES
     gather: bool = False
+    hides_failures: bool = False
 
     @property
     def vectors_released(self) -> bool:
@@ -33,6 +35,10 @@ class Nothing:
     def cost(self, size: int) -> Fraction:
         """Clients keep no account: the leakage is unbounded."""
         return Fraction()
+
+    def leakage(self, size: int) -> Leakage:
+        """The update in the clear."""
+        return Leakage(clear=Fraction(1))
 
     def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
         """Weighted sums; nothing is hidden."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.selection import Selection
 from sordina.types import Unit
 
@@ -22,6 +23,11 @@ class Placement(Protocol):
         """Whether the server gets one vector per client, or only their (noised) mean."""
         ...
 
+    @property
+    def hides_failures(self) -> bool:
+        """Whether a client that cannot compute a finite update sends a zero one like any other, and is charged."""
+        ...
+
     def check(self, selection: Selection, rounds: int) -> None:
         """Refuse a run whose clients or rounds are not the ones the guarantee was made for."""
         ...
@@ -32,6 +38,10 @@ class Placement(Protocol):
 
     def cost(self, size: int) -> Fraction:
         """What one participation adds to a client's own account (0 where clients keep none)."""
+        ...
+
+    def leakage(self, size: int) -> Leakage:
+        """What one participation reveals, in measures that add up over all runs."""
         ...
 
     def seal(self, outcome: Outcome, state: Any, rng: np.random.Generator) -> Parcel:
