@@ -26,9 +26,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.gradients import brute_force, random_blocks
+from tests.gradients import brute_force, mixing_blocks, random_blocks
 from tests.gradients.brute_force import Outcome, Verdict, judge
-from tests.gradients.random_blocks import MIXING, SOUND, Shape
+from tests.gradients.mixing_blocks import MIXING
+from tests.gradients.random_blocks import SOUND, Shape
 from torch import Tensor, nn
 
 import sordina.gradients
@@ -288,6 +289,7 @@ def tried(program: Program) -> Verdict:
             microbatch=program.microbatch,
             sizes=program.sizes,
             all_records=program.planted,
+            planted=program.planted,
         )
 
 
@@ -328,7 +330,12 @@ def code() -> str:
     """A digest of the engine and of the grammar: counts of other code do not count."""
     digest = hashlib.sha256()
     folder = Path(sordina.gradients.__file__).parent
-    for path in sorted([*folder.rglob("*.py"), *map(Path, (__file__, random_blocks.__file__, brute_force.__file__))]):
+    for path in sorted(
+        [
+            *folder.rglob("*.py"),
+            *map(Path, (__file__, random_blocks.__file__, mixing_blocks.__file__, brute_force.__file__)),
+        ]
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

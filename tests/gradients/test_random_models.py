@@ -7,7 +7,8 @@ import time
 
 import pytest
 from tests.gradients.brute_force import Outcome
-from tests.gradients.random_blocks import MIXING, SOUND
+from tests.gradients.mixing_blocks import MIXING
+from tests.gradients.random_blocks import SOUND
 from tests.gradients.random_models import Run, draw, failed, minimised, replace, tried
 
 SECONDS = float(os.environ.get("SORDINA_RANDOM_MODELS_SECONDS", "6"))

@@ -1,0 +1,37 @@
+"""docs/reference/supported-models.md says what the engine does: every row with SORDINA_LONG=1, a part of them otherwise."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.gradients.supported_models import SECTIONS, status, verdict, written, wrong
+
+EVERY = [(section, name) for section, (_, cases) in SECTIONS.items() for name in cases]
+QUICK = {
+    "BERT", "Llama", "ViT", "LoRA", "DoRA", "prefix tuning", "hidden[mask]", "layers on x.reshape(B * T, D)",
+    "einsum('oi,bi->ob')", "BatchNorm in eval mode, frozen statistics", "GRUCell", "inputs as a dataclass",
+    "tokens that cancel, inputs of 1e6", "batch statistics by hand behind a zero gate", "detached batch mean",
+    "loss over its detached mean", "as many tokens as samples, all of one sample", "a record whose gradient is 0 / 0",
+    "a buffer that keeps a running mean", "graph whose end nodes are isolated", "parameter cast in a forward",
+    "mixing before the first layer, bytes",
+}  # fmt: skip
+QUICK |= set(SECTIONS["Changes while an engine listens"][1])
+CHOSEN = EVERY if os.environ.get("SORDINA_LONG") else [pair for pair in EVERY if pair[1] in QUICK]
+
+
+def test_the_page_has_every_row():
+    assert [name for _, name in EVERY] == [name for name in written() if name != "what"]
+
+
+def test_no_row_says_that_something_is_wrong():
+    assert not [name for name, answer in written().items() if answer.startswith("**")]
+
+
+@pytest.mark.parametrize(("section", "name"), CHOSEN)
+def test_a_row_is_true(section, name):
+    if section.startswith("Architectures"):
+        pytest.importorskip("transformers")
+    found = verdict(section, name)
+    assert not wrong(section, name, found), found
+    assert written()[name] == status(found), found
