@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev,docs,federated,llm,tables
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test check bench docs random-models clean
+.PHONY: demo test check bench docs random-models supported-models clean
 .DELETE_ON_ERROR:
 
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
@@ -36,6 +36,10 @@ bench: $(VENV)/.ready-dev+federated+llm+tables+bench
 # 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
 random-models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gradients.random_models
+
+# Writes docs/reference/supported-models.md: every model there against brute force.
+supported-models: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gradients.supported_models
 
 docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from tests.gradients.brute_force import Losses
 from tests.gradients.mixing_blocks import MIXING
-from tests.gradients.random_blocks import SOUND, Op, weight
+from tests.gradients.random_blocks import Op, weight
+from tests.gradients.shape_blocks import SOUND
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

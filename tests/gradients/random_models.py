@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.gradients import brute_force, mixing_blocks, random_blocks
+from tests.gradients import brute_force, mixing_blocks, random_blocks, shape_blocks
 from tests.gradients.brute_force import Outcome, Verdict, judge
 from tests.gradients.mixing_blocks import MIXING
-from tests.gradients.random_blocks import SOUND, Shape
+from tests.gradients.random_blocks import Shape
+from tests.gradients.shape_blocks import SOUND
 from torch import Tensor, nn
 
 import sordina.gradients
@@ -52,6 +53,7 @@ LOSSES = ("squares", "cross entropy", "ignored", "hinge", "weighted", "penalty",
 MIXING_LOSSES = ("over the mean", "contrastive", "class weights", "mean of all", "later")
 SCALES = ("one", "one", "one", "large", "apart", "cancelling", "huge", "tiny")
 """How large records are; all but the first only in float32."""
+GRAMMAR = (brute_force, random_blocks, shape_blocks, mixing_blocks)
 LARGEST = 300
 """Values of one sample after a block."""
 
@@ -330,12 +332,11 @@ def code() -> str:
     """A digest of the engine and of the grammar: counts of other code do not count."""
     digest = hashlib.sha256()
     folder = Path(sordina.gradients.__file__).parent
-    for path in sorted(
-        [
-            *folder.rglob("*.py"),
-            *map(Path, (__file__, random_blocks.__file__, mixing_blocks.__file__, brute_force.__file__)),
-        ]
-    ):
+    grammar = [
+        Path(__file__),
+        *(Path(str(m.__file__)) for m in (brute_force, random_blocks, shape_blocks, mixing_blocks)),
+    ]
+    for path in sorted([*folder.rglob("*.py"), *grammar]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/supported-models.md: every case against brute force, one row each (``make supported-models``)."""
+"""Writes docs/reference/supported-models.md: every case against brute force (``make supported-models``)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "supported-models.md"
 INTRODUCTION = """# Supported models
 
 What the engine does with models people bring, and with models for which no per-sample bound exists. Every row is
-measured: `make supported-models` builds each (tiny) model and compares the engine with float64 autograd, one record at a
-time, for every parameter, at batches of 1, 2, 5 and of the feature width where that could confuse it. *Sensitivity* is
-the largest change of the clipped sum that was found when one record is removed or replaced, in units of the bound that
-the noise is scaled to: above 1 the guarantee would be false.
+measured: `make supported-models` builds each (tiny) model and compares the engine with float64 autograd, one record at
+a time, for every parameter, at batches of 1, 2, 5 and of the feature width where that could confuse it. *Sensitivity*
+is the largest change of the clipped sum that was found when one record is removed or replaced, in units of the bound
+that the noise is scaled to: above 1 the guarantee would be false.
 
 - **supported**: norms, sums and sensitivity are right.
 - **one sample at a time**: right too, by one backward pass per sample for some or all parameters, so slower.
 - **refused**: an error before the batch is used; the message says why.
 
-What happens outside of the model and the loss cannot be seen: mixing samples in your own loop before they reach the model
-(mixup, standardising a batch) breaks the bound, and no check can tell.
+What happens outside of the model and the loss cannot be seen: mixing samples in your own loop before they reach the
+model (mixup, standardising a batch) breaks the bound, and no check can tell.
 """
 
 

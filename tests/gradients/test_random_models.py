@@ -8,8 +8,8 @@ import time
 import pytest
 from tests.gradients.brute_force import Outcome
 from tests.gradients.mixing_blocks import MIXING
-from tests.gradients.random_blocks import SOUND
 from tests.gradients.random_models import Run, draw, failed, minimised, replace, tried
+from tests.gradients.shape_blocks import SOUND
 
 SECONDS = float(os.environ.get("SORDINA_RANDOM_MODELS_SECONDS", "6"))
 """Of processor time, for each of the two halves."""

@@ -1,4 +1,4 @@
-"""docs/reference/supported-models.md says what the engine does: every row with SORDINA_LONG=1, a part of them otherwise."""
+"""docs/reference/supported-models.md is true: all of it with SORDINA_LONG=1, a part of it otherwise."""
 
 from __future__ import annotations
 
