@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sordina.accounting.curve import Curve
 from sordina.accounting.grid import Pmf, multiples
 from sordina.accounting.special import Array, fast_length
-from sordina.accounting.window import Cumulants, Parts, window
+from sordina.accounting.window import Cumulants, Parts, Window, window
 
 _UNIT = 2.0**-53
 _LONGEST = 1 << 22
@@ -36,12 +36,30 @@ def compose(parts: Parts, log_delta: float | None = None, epsilon: float | None 
     """The hockey-stick curve of all ``parts`` around one of delta and epsilon; all parts share one step."""
     step = parts[0][0].step
     last = sum(count * (pmf.start + pmf.masses.size - 1) for pmf, count in parts)
-    first = sum(count * pmf.start for pmf, count in parts)
     lost = -math.expm1(sum(count * math.log1p(-min(pmf.infinite, 1 - 1e-15)) for pmf, count in parts))
     shift = sum(count * pmf.blur for pmf, count in parts)
     if epsilon is not None and epsilon - shift >= step * last:
         return Curve(np.array([step * last]), np.array([lost]), shift)
     look = window(parts, log_delta, epsilon)
+    low, masses, beyond = summed(parts, look)
+    losses = multiples(step, low, low + masses.size)
+    slack = 1 + 1e-9 + 1e-12 * sum(count for _, count in parts)
+    return Curve.of(losses, masses, look.centre, lost + beyond, slack, shift)
+
+
+def summed(parts: Parts, look: Window) -> tuple[int, Array, float]:
+    """The masses of the sum of all ``parts`` in a window, rounded up.
+
+    Args:
+        parts: Losses on one grid, and how often each occurs.
+        look: The window, and the tilt.
+
+    Returns:
+        The number of the first grid point, the masses from there on, and a bound on the mass beyond.
+    """
+    step = parts[0][0].step
+    last = sum(count * (pmf.start + pmf.masses.size - 1) for pmf, count in parts)
+    first = sum(count * pmf.start for pmf, count in parts)
     low = math.floor(max(look.low / step, first))
     high = math.ceil(min(look.high / step, last))
     size = fast_length(max(high - low + 1, 16))
@@ -49,15 +67,14 @@ def compose(parts: Parts, log_delta: float | None = None, epsilon: float | None 
         raise TooFine
     high = low + size - 1
     exact = Cumulants.of(parts)
+    beyond = 0.0
     if high < last:
-        lost += math.exp(min(exact.total(look.beyond) - look.beyond * step * (high + 1) + 1e-9, 0.0))
+        beyond = math.exp(min(exact.total(look.beyond) - look.beyond * step * (high + 1) + 1e-9, 0.0))
     norms = exact.each(look.theta)
     tilted = np.roll(_tilted_power(parts, look.theta, norms, size), -((low - first) % size))
-    losses = multiples(step, low, high + 1)
     total = math.fsum(count * norm for (_, count), norm in zip(parts, norms, strict=True))
-    masses = np.minimum(tilted * np.exp(np.minimum(total - look.theta * losses, 700.0)), 1.0)
-    slack = 1 + 1e-9 + 1e-12 * sum(count for _, count in parts)
-    return Curve.of(losses, masses, look.centre, lost, slack, shift)
+    losses = multiples(step, low, high + 1)
+    return low, np.minimum(tilted * np.exp(np.minimum(total - look.theta * losses, 700.0)), 1.0), beyond
 
 
 def _tilted_power(parts: Parts, theta: float, norms: list[float], size: int) -> Array:

@@ -105,7 +105,7 @@ class PLD:
 
     def _largest(self, directions: tuple[Direction, ...], judge: Judge) -> float:
         """The largest answer, refining only a direction whose coarse answer is not already below a refined one."""
-        steps = {direction: _first_step(direction) for direction in directions}
+        steps = {direction: first_step(direction) for direction in directions}
         answers = {direction: judge(direction, step) for direction, step in steps.items()}
         largest = 0.0
         for direction in sorted(directions, key=lambda one: -answers[one]):
@@ -133,7 +133,7 @@ def deltas_at(event: Event, epsilons: Sequence[float], adjacency: Adjacency) -> 
         return [gaussian_delta(noise, epsilon) for epsilon in epsilons]
     middle = sorted(epsilons)[len(epsilons) // 2]
     curves = [
-        _curve(direction, _first_step(direction), 1e-20, epsilon=middle) for direction in dominating(bag, adjacency)
+        _curve(direction, first_step(direction), 1e-20, epsilon=middle) for direction in dominating(bag, adjacency)
     ]
     return [max(curve.delta(epsilon) for curve in curves) for epsilon in epsilons]
 
@@ -151,7 +151,7 @@ def _renyi_judge(bag: Bag) -> Accountant:
     return accountant("rdp" if any(isinstance(event, RandomStopping) for event in bag) else "zcdp")
 
 
-def _first_step(direction: Direction) -> float:
+def first_step(direction: Direction) -> float:
     """A step that adds at most a relative `_EXCESS` to the variance of the total loss."""
     count = sum(term.count for term in direction)
     total = math.fsum(term.count * variance(term.pair, term.mirrored) for term in direction)

@@ -98,8 +98,15 @@ class Window:
     """The tilt of Chernoff's bound for what lies above ``high``."""
 
 
-def window(parts: Parts, log_delta: float | None, epsilon: float | None) -> Window:
-    """The window around the answer to "which epsilon at this delta", or "which delta at this epsilon"."""
+def window(parts: Parts, log_delta: float | None, epsilon: float | None, tail: float = _TAIL) -> Window:
+    """The window around the answer to "which epsilon at this delta", or "which delta at this epsilon".
+
+    Args:
+        parts: The losses to add up.
+        log_delta: The logarithm of that delta, or None.
+        epsilon: That epsilon, or None.
+        tail: Logarithm of the part of the tilted mass that may lie on either side.
+    """
     rough = Cumulants.of(parts, rough=True)
     step = parts[0][0].step
     reach = sum(count * float(losses[-1] - losses[0]) for losses, _, count in rough.parts)
@@ -123,7 +130,7 @@ def window(parts: Parts, log_delta: float | None, epsilon: float | None) -> Wind
     if variance == 0:
         return Window(theta, -math.inf, centre, math.inf, theta)
     moves = _MOVES / math.sqrt(variance)
-    rights = [(rough.total(theta + move) - value - _TAIL) / move for move in moves]
-    lefts = [(value - rough.total(theta - move) + _TAIL) / move for move in moves]
+    rights = [(rough.total(theta + move) - value - tail) / move for move in moves]
+    lefts = [(value - rough.total(theta - move) + tail) / move for move in moves]
     best = int(np.argmin(rights))
     return Window(theta, max(lefts), centre, rights[best], theta + float(moves[best]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from enum import Enum
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordina.cli.output import say, say_json, say_table
 from sordina.errors import InvalidInput
 from sordina.types import Adjacency, Budget
 
@@ -225,7 +225,7 @@ def compare(
         return
     _table([(verdict.accountant, verdict.epsilon, verdict.note) for verdict in verdicts], delta)
     if plot is not None:
-        typer.echo(f"Plot saved as {plot}.")
+        say(f"Plot saved as {plot}.")
 
 
 def _run(noise: float, rate: float, steps: int, adjacency: Adjacency, sampling: Sampling | None) -> Event:
@@ -244,33 +244,21 @@ def _run(noise: float, rate: float, steps: int, adjacency: Adjacency, sampling: 
 
 def _say(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_finite(facts), indent=2, allow_nan=False))
+        say_json(facts, indent=2)
         return
     for name, value in facts.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key} {part:.6g}" for key, part in value.items())
         shown = f"{value:.6g}" if isinstance(value, float) else value
-        typer.echo(f"{name.replace('_', ' '):>26}  {shown}")
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity: it is written as the text "inf"."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
+        say(f"{name.replace('_', ' '):>26}  {shown}")
 
 
 def _table(rows: list[tuple[str, float | None, str]], delta: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     known = [value for _, value, _ in rows if value is not None and 0 < value < math.inf]
     least, most = (min(known), max(known)) if known else (1.0, 1.0)
-    table = Table("accountant", title=f"epsilon at delta = {delta:g}")
-    table.add_column("epsilon", justify="right")
-    table.add_column("against pld (logarithmic)")
-    table.add_column("")
+    lines = []
     for name, value, note in rows:
         share = math.log(value / least) / math.log(most / least) if value and most > least and value < math.inf else 0.0
-        table.add_row(name, "refused" if value is None else f"{value:.5g}", "█" * (1 + round(23 * share)), note)
-    Console().print(table)
+        lines.append((name, "refused" if value is None else f"{value:.5g}", "█" * (1 + round(23 * share)), note))
+    columns = ("accountant", "epsilon", "against pld (logarithmic)", "")
+    say_table(columns, lines, title=f"epsilon at delta = {delta:g}", right=("epsilon",))

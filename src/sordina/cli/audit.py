@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sordina.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from sordina.auditing.result import AttackResult
@@ -108,10 +109,10 @@ def soundness(
     with _bar("audits", shown=not as_json) as tick:
         study = soundness_study(audits, canaries=canaries, confidence=confidence, seed=seed, progress=tick)
     if as_json:
-        typer.echo(json.dumps(study.to_dict()))
+        say_json(study.to_dict())
     else:
         for tally in study.tallies:
-            typer.echo(
+            say(
                 f"{tally.above} of {tally.audits} bounds above the claim, at most {tally.allowed} are ordinary at "
                 f"confidence {confidence:.0%}; on average {tally.share:.0%} of it: {tally.method}"
             )
@@ -150,15 +151,15 @@ def inversion(
     facts = study.to_dict()
     if as_json:
         facts.pop("cases")
-        typer.echo(json.dumps(facts))
+        say_json(facts)
         return
     for row in facts["defences"]:
-        typer.echo(
+        say(
             f"{row['defence']:>20}  median {row['median_psnr']:6.1f} dB, "
             f"{row['reconstructed']} of {images} above 25 dB, {row['failed']} below 12 dB"
         )
     if folder is not None:
-        typer.echo(f"Saved in {folder}.")
+        say(f"Saved in {folder}.")
 
 
 @app.command()
@@ -203,20 +204,20 @@ def _say(
     as_json: bool, facts: dict[str, Any], results: tuple[AttackResult, ...], verdict: str, folder: Path | None
 ) -> None:
     if as_json:
-        typer.echo(json.dumps(facts))
+        say_json(facts)
         return
     from sordina.types import format_down
 
     for result in results:
         rates = ", ".join(f"TPR at {rate:.1%} FPR {estimate}" for rate, estimate in result.tpr.items())
-        typer.echo(f"{result.name:>14}  AUC {result.auc}, {rates}, {result.seconds:.1f} s")
+        say(f"{result.name:>14}  AUC {result.auc}, {rates}, {result.seconds:.1f} s")
         for bound in result.bounds:
             shown = format_down(bound.epsilon, 3)
-            typer.echo(f"{'':>14}  epsilon >= {shown} by {bound.method}: {bound.detail} ({bound.assumes})")
+            say(f"{'':>14}  epsilon >= {shown} by {bound.method}: {bound.detail} ({bound.assumes})")
     refuted = any(result.exceeds_claim for result in results)
-    typer.secho(verdict, fg=typer.colors.RED if refuted else None, bold=refuted, err=refuted)
+    say(verdict, alarm=refuted)
     if folder is not None:
-        typer.echo(f"Saved in {folder}.")
+        say(f"Saved in {folder}.")
 
 
 def _stop_if(refuted: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.output import say, say_json, say_table
 
 
 def compare(
@@ -26,14 +27,8 @@ def compare(
     if as_json:
         names = [run.name for run in facts.runs]
         table = {name: dict(zip(names, values, strict=True)) for name, *values in rows}
-        typer.echo(json.dumps({"runs": names, "facts": table, "report": str(page) if page else None}))
+        say_json({"runs": names, "facts": table, "report": str(page) if page else None})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table("", *(run.name for run in facts.runs))
-    for row in rows:
-        shown.add_row(*row)
-    Console().print(shown)
+    say_table(["", *(run.name for run in facts.runs)], rows)
     if page:
-        typer.echo(f"Report: {page}")
+        say(f"Report: {page}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.output import say, say_json
 
 
 def demo(
@@ -26,8 +27,8 @@ def demo(
     console = Console(stderr=True, quiet=as_json)
     outcome = demo.run(out or demo.fresh_folder(), size=demo.QUICK if quick else demo.FULL, console=console)
     if as_json:
-        typer.echo(json.dumps(outcome.to_dict()))
+        say_json(outcome.to_dict())
     else:
-        typer.echo(f"Report: {outcome.page}")
+        say(f"Report: {outcome.page}")
     if open_it:
         typer.launch(outcome.page.resolve().as_uri())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.output import say, say_json
 
 
 def federate(
@@ -101,11 +102,11 @@ def federate(
         finished = recipes.run(recipe, observe)
     facts = record.summary(finished) if out is None else record.write(finished, trace, out)
     if as_json:
-        typer.echo(json.dumps(facts))
+        say_json(facts)
         return
     for name, value in facts.items():
         if name not in ("fairness", "guarantee", "hypotheses"):
-            typer.echo(f"{name:>20}  {value:.6g}" if isinstance(value, float) else f"{name:>20}  {value}")
-    typer.echo(facts["guarantee"])
+            say(f"{name:>20}  {value:.6g}" if isinstance(value, float) else f"{name:>20}  {value}")
+    say(facts["guarantee"])
     if out is not None:
-        typer.echo(f"Saved in {out}.")
+        say(f"Saved in {out}.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.output import say, say_json
 
 app = typer.Typer(help="Sordina's runs as apps of Flower.", no_args_is_help=True)
 
@@ -50,8 +51,8 @@ def init(
     )  # fmt: skip
     files = write(folder, recipe, clients=clients, deadline=deadline)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "files": files, "run": f"flwr run {folder}"}))
+        say_json({"folder": str(folder), "files": files, "run": f"flwr run {folder}"})
         return
     for file in files:
-        typer.echo(folder / file)
-    typer.echo(f"Make task.py your own, then see {folder / 'README.md'} for how to deploy it.")
+        say(folder / file)
+    say(f"Make task.py your own, then see {folder / 'README.md'} for how to deploy it.")

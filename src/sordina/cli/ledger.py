@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordina.cli.output import say, say_json, say_table
 from sordina.types import Adjacency, Budget, Unit
 
 if TYPE_CHECKING:
@@ -233,20 +233,11 @@ def _say(as_json: bool, data: dict[str, Any], sentence: str) -> None:
     if as_json:
         _print_json(data)
     else:
-        typer.echo(sentence.strip())
+        say(sentence.strip())
 
 
 def _print_json(data: dict[str, Any]) -> None:
-    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity: it is written as the text "inf"."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    say_json(data, indent=2)
 
 
 def _print_statements(statements: tuple[Statement, ...]) -> None:
@@ -288,13 +279,4 @@ def _minute(time: str) -> str:
 
 
 def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("id", "UTC", "kind"))
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    say_table(columns, rows, title=title, unbroken=("id", "UTC", "kind"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -10,6 +11,7 @@ import typer
 
 from sordina import __version__
 from sordina.cli import account, audit, compare, demo, federate, flower, ledger, report, reproduce, schema, train, tune
+from sordina.cli.output import plain, say
 from sordina.errors import SordinaError
 from sordina.memory import bound_cache, keep_freed
 
@@ -38,7 +40,7 @@ app.command()(federate.federate)
 @app.callback(invoke_without_command=True)
 def _version(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
     if version:
-        typer.echo(f"sordina {__version__}")
+        say(f"sordina {__version__}")
         raise typer.Exit
 
 
@@ -46,6 +48,9 @@ def main() -> None:
     """Run the command line; never shows a traceback unless SORDINA_DEBUG is set."""
     keep_freed()
     bound_cache()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its code
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -61,6 +66,10 @@ def main() -> None:
         _fail("interrupted.", 130)
     except BrokenPipeError:
         os._exit(0)
+    except OSError as error:
+        if os.environ.get("SORDINA_DEBUG"):
+            raise
+        _fail(f"{_about(error)} Give another file or folder, or make room.", 2)
     except Exception as error:
         if os.environ.get("SORDINA_DEBUG"):
             raise
@@ -68,5 +77,11 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    typer.secho(f"sordina: {' '.join(message.split())}", err=True, fg=typer.colors.RED)
+    typer.secho(plain(f"sordina: {' '.join(message.split())}"), err=True, fg=typer.colors.RED)
     sys.exit(code)
+
+
+def _about(error: OSError) -> str:
+    """What the system refused, and for which file."""
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"cannot use {' or '.join(names) or 'a file'}: {error.strerror or type(error).__name__}."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.output import say, say_json
 
 
 def report(
@@ -28,8 +29,8 @@ def report(
     facts = reading.report(runs, title=title, ledger=ledger)
     page = writing.write(facts, out or runs[0])
     if as_json:
-        typer.echo(json.dumps({"report": str(page), **facts.to_dict()}))
+        say_json({"report": str(page), **facts.to_dict()})
     else:
-        typer.echo(f"Report: {page}")
+        say(f"Report: {page}")
     if open_it:
         typer.launch(page.resolve().as_uri())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sordina.cli.output import say, say_json, say_table
 
 if TYPE_CHECKING:
     from sordina.reproduction.reproduce import Reproduction
@@ -40,39 +41,28 @@ def reproduce(
 
     made = run(name, scale, out, workers=workers or cores(), resume=resume, show=not as_json)
     if as_json:
-        typer.echo(json.dumps(plain(made.facts())))
+        say_json(plain(made.facts()))
     else:
         _show(made, out)
 
 
 def _list(as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from sordina.reproduction import experiment
 
     known = [experiment.load(name) for name in experiment.names()]
     if as_json:
-        typer.echo(json.dumps([{"name": one.name, "title": one.title, "source": one.source} for one in known]))
+        say_json([{"name": one.name, "title": one.title, "source": one.source} for one in known])
         return
-    table = Table("name", "what", "source")
-    for one in known:
-        table.add_row(one.name, one.title, one.source)
-    Console().print(table)
+    say_table(("name", "what", "source"), [(one.name, one.title, one.source) for one in known])
 
 
 def _show(made: Reproduction, out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from sordina.reproduction.write import cells, columns
 
     names = columns(made.findings.values)
-    table = Table(*names, "ours", "reference", "difference", "note", title=made.experiment.title, title_justify="left")
-    for value in made.findings.values:
-        table.add_row(*cells(value, names))
-    Console().print(table)
+    rows = [cells(value, names) for value in made.findings.values]
+    say_table((*names, "ours", "reference", "difference", "note"), rows, title=made.experiment.title)
     for remark in made.findings.remarks:
-        typer.echo(f"- {remark}")
-    typer.echo(f"Data: {made.findings.data}. Took {made.seconds:.0f} s.")
-    typer.echo(f"Saved in {out / made.experiment.name / made.scale}.")
+        say(f"- {remark}")
+    say(f"Data: {made.findings.data}. Took {made.seconds:.0f} s.")
+    say(f"Saved in {out / made.experiment.name / made.scale}.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.booking import booked_on
+from sordina.cli.output import say, say_json
 
 
 def train(
@@ -39,7 +41,6 @@ def train(
 
     Example: `sordina train digits --epsilon 3 --delta 1e-5 --epochs 20 --batch-size 128 --out runs/digits`
     """
-    from sordina.accounting.ledger import Ledger
     from sordina.training import recipe as recipes
 
     recipe = recipes.Recipe(
@@ -50,16 +51,16 @@ def train(
         recipe,
         out,
         resume=resume,
-        ledger=Ledger(ledger) if ledger and dataset_budget else None,
+        ledger=booked_on(ledger, dataset_budget),
         dataset_budget=dataset_budget,
         progress=not as_json,
     )
     facts = recipes.summary(run)
     if as_json:
-        typer.echo(json.dumps(facts))
+        say_json(facts)
         return
     for name, value in facts.items():
-        typer.echo(f"{name:>18}  {value:.6g}" if isinstance(value, float) else f"{name:>18}  {value}")
-    typer.echo(run.statement())
+        say(f"{name:>18}  {value:.6g}" if isinstance(value, float) else f"{name:>18}  {value}")
+    say(run.statement())
     if out is not None:
-        typer.echo(f"Saved in {out}.")
+        say(f"Saved in {out}.")

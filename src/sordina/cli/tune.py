@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sordina.cli.booking import booked_on
+from sordina.cli.output import say, say_json, say_table
 
 if TYPE_CHECKING:
     from sordina.tuning.compare import Comparison
@@ -46,7 +48,6 @@ def tune(
 
     Example: `sordina tune digits --strategy online --granularity 5 --epsilon 3 --batch-size 128 --out runs/tune`
     """
-    from sordina.accounting.ledger import Ledger
     from sordina.tuning.compare import Plan, compare
     from sordina.tuning.live import live_table
     from sordina.tuning.selection import Selection
@@ -62,36 +63,32 @@ def tune(
         seeds=seeds, seed=seed, validate_every=validate_every, patience=patience, workers=workers or cores(),
     )  # fmt: skip
     found = compare(
-        plan, out, resume=resume, ledger=Ledger(ledger) if ledger and dataset_budget else None,
+        plan, out, resume=resume, ledger=booked_on(ledger, dataset_budget),
         dataset_budget=dataset_budget, watch=None if as_json else live_table,
     )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(found.facts()))
+        say_json(found.facts())
     else:
         _show(found, out)
 
 
 def _show(found: Comparison, out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from sordina.types import format_up
 
-    table = Table(title=found.selection.label, title_justify="left", caption_justify="left")
-    for column in ("strategy", "epsilon", "configuration", "utility", "noise", "method", "runs"):
-        table.add_column(column)
+    rows = []
     for entry in found.entries:
         outcome = entry.outcome
         values = " ".join(f"{name}={value:.4g}" for name, value in outcome.configuration.items()) or "nothing to tune"
         utility = f"{entry.metric} {entry.utility:.4f}" + (f" ({outcome.spread:.4f})" if outcome.spread else "")
-        table.add_row(
+        rows.append((
             entry.strategy, format_up(outcome.guarantee.epsilon), values, utility,
             f"{outcome.scheme.noise_multiplier:.4g}", outcome.scheme.method, str(outcome.candidates),
-        )  # fmt: skip
-    Console().print(table)
+        ))  # fmt: skip
+    columns = ("strategy", "epsilon", "configuration", "utility", "noise", "method", "runs")
+    say_table(columns, rows, title=found.selection.label)
     for entry in found.entries:
-        typer.echo(f"{entry.strategy}: {entry.outcome.scheme.reason}")
-        typer.echo(f"{entry.strategy}: {entry.outcome.statement()}")
+        say(f"{entry.strategy}: {entry.outcome.scheme.reason}")
+        say(f"{entry.strategy}: {entry.outcome.statement()}")
     if len(found.entries) > 1 and found.together is not None:
-        typer.echo(f"All searches together cost epsilon {format_up(found.together)}.")
-    typer.echo(f"Saved in {out}.")
+        say(f"All searches together cost epsilon {format_up(found.together)}.")
+    say(f"Saved in {out}.")

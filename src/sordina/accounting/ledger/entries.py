@@ -38,7 +38,8 @@ class Entry:
     """Who did what to which data set, when, and under which adjacency, unit and accountant.
 
     ``budget`` belongs to *create*, ``event`` to *reserve* and *settle*, and ``reservation`` (the id of the entry
-    that reserved) to *settle* and *release*. ``note`` holds why a reservation was released, or a warning.
+    that reserved) to *settle* and *release*. ``note`` holds why a reservation was released, or a warning,
+    and ``past`` the SHA-256 of the composition of all spends up to this entry, where one was stored with it (`costs`).
     """
 
     id: int
@@ -54,6 +55,7 @@ class Entry:
     event: Event | None = None
     reservation: int | None = None
     note: str = ""
+    past: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready picture of the entry; `from_dict` reads it back."""
@@ -70,6 +72,8 @@ class Entry:
             data["reservation"] = self.reservation
         if self.note:
             data["note"] = self.note
+        if self.past:
+            data["past"] = self.past
         return data
 
     @classmethod
@@ -89,6 +93,7 @@ class Entry:
             event=from_dict(data["event"]) if "event" in data else None,
             reservation=data.get("reservation"),
             note=data.get("note", ""),
+            past=data.get("past", ""),
         )
 
     def text(self) -> str:
@@ -127,8 +132,11 @@ class History:
         return len(self.entries) + 1
 
 
-def unchain(rows: Iterable[tuple[int, str, str]], head: Head) -> History:
+def unchain(rows: Iterable[tuple[int, str, str]], head: Head, known: dict[str, Entry] | None = None) -> History:
     """The history in ``rows`` of (id, text, hash), or `LedgerCorrupt` naming the first that does not fit.
+
+    ``known`` remembers entries by their hash, which says all about them and what went before: every hash is computed
+    again, but a text that was read once is not read again.
 
     >>> unchain([], Head())
     History(entries=(), hashes=())
@@ -143,7 +151,13 @@ def unchain(rows: Iterable[tuple[int, str, str]], head: Head) -> History:
             raise LedgerCorrupt(f"entry {expected} is missing from the history (entry {number} stands in its place).")
         if link(hashes[-1] if hashes else GENESIS, text) != stored:
             raise LedgerCorrupt(f"entry {number} does not match its hash: it was altered, moved or inserted.")
-        entries.append(_read(number, text))
+        if known is None or stored not in known:
+            entry = _read(number, text)
+            if known is not None:
+                known[stored] = entry
+        else:
+            entry = known[stored]
+        entries.append(entry)
         hashes.append(stored)
     history = History(tuple(entries), tuple(hashes))
     if len(entries) < head.count:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +12,8 @@ from types import TracebackType
 
 from sordina.accounting.accountants import accountant as accountant_called
 from sordina.accounting.events import Event
-from sordina.accounting.ledger.entries import Entry, Head, History, Kind, stored_form
+from sordina.accounting.ledger.book import Book, Remembered
+from sordina.accounting.ledger.entries import Entry, Head, Kind, link, stored_form
 from sordina.accounting.ledger.limits import overrun, refuse_over_budget, refuse_overspent
 from sordina.accounting.ledger.state import (
     DataSet,
@@ -19,13 +22,12 @@ from sordina.accounting.ledger.state import (
     Status,
     created,
     released,
-    replay,
     reserved,
     settled,
 )
 from sordina.accounting.ledger.store import Store
-from sordina.accounting.ledger.words import line, myself, now, whole_hash
-from sordina.errors import BudgetRefused, InvalidInput, LedgerCorrupt
+from sordina.accounting.ledger.words import composed, line, myself, name_of, now, whole_hash
+from sordina.errors import BudgetRefused, InvalidInput, LedgerCorrupt, SordinaError
 from sordina.types import Adjacency, Budget, Unit
 
 
@@ -51,6 +53,7 @@ class Ledger:
 
     def __init__(self, where: str | Path = "sordina-ledger.db", *, timeout: float = 60.0) -> None:
         self._store = Store(where, timeout)
+        self._remembered: Remembered = {}
 
     @property
     def name(self) -> str:
@@ -78,18 +81,34 @@ class Ledger:
                 f"a ledger needs a finite budget, such as Budget(epsilon=3, delta=1e-5); got {budget!r}."
             )
         dataset_ = DataSet(
-            line("the name of a data set", dataset), budget, _adjacency(adjacency), _unit(unit),
+            name_of(dataset), budget, _adjacency(adjacency), _unit(unit),
             accountant_called(accountant).name,
         )  # fmt: skip
         who = line("who", who or myself())
 
-        def decide(history: History) -> Entry:
-            entry = _entry(history, Kind.CREATE, dataset_, who, "open the account", budget=budget)
-            created(replay(history.entries), entry)
+        def decide(book: Book) -> Entry:
+            entry = _entry(book, Kind.CREATE, dataset_, who, "open the account", budget=budget)
+            if any(composed(known) == dataset_.name for known in book.state.datasets):
+                raise InvalidInput(
+                    f"the ledger already holds a data set called {dataset_.name!r}; its budget is final."
+                )
+            created(book.state, entry)
             return entry
 
-        self._store.append(decide, found=True)
+        self._store.found()
+        self._append(decide)
         return dataset_
+
+    def dataset(self, name: str) -> DataSet:
+        """The terms of a data set.
+
+        Args:
+            name: The name of the data set, its accents composed or not.
+
+        Raises:
+            InvalidInput: The ledger is not there, or holds no such data set.
+        """
+        return self._book().state.dataset(name)
 
     def reserve(
         self,
@@ -108,7 +127,8 @@ class Ledger:
         """
         what, who = line("what", what), line("who", who or myself())
         decide = _reserving(dataset, event, what, who, adjacency, unit)
-        return Reservation(self, reserved(self._append(decide)), who)
+        entry, book = self._append(decide)
+        return Reservation(self, reserved(entry), who, link(book.history.head.hash, entry.text()))
 
     def check(
         self,
@@ -119,14 +139,25 @@ class Ledger:
         unit: Unit | str = Unit.RECORD,
     ) -> None:
         """Refuse now what `reserve` would refuse, and write nothing: for who has not even opened the data yet."""
-        _reserving(dataset, event, "check", myself(), adjacency, unit)(self._store.read())
+        _reserving(dataset, event, "check", myself(), adjacency, unit)(self._book())
 
-    def reservation(self, number: int) -> Reservation:
-        """An open reservation made earlier, by this process or another: to go on with after a crash."""
-        spend = replay(self._store.read().entries).spend(number)
+    def reservation(self, number: int, fingerprint: str | None = None) -> Reservation:
+        """An open reservation made earlier, by this process or another: to go on with after a crash.
+
+        Args:
+            number: Its id.
+            fingerprint: Its `Reservation.fingerprint`, which refuses the reservation of that number in another ledger.
+        """
+        book = self._book()
+        spend = book.state.spend(number)
+        if fingerprint is not None and book.history.hashes[number - 1] != fingerprint:
+            raise InvalidInput(
+                f"reservation {number} of the ledger {self.name} is another one than was made for this run: name the "
+                "ledger that the run was booked on."
+            )
         if spend.status is not Status.OPEN:
             raise InvalidInput(f"reservation {number} is {spend.status} already; only an open one can be taken up.")
-        return Reservation(self, spend, myself())
+        return Reservation(self, spend, myself(), book.history.hashes[number - 1])
 
     def spends(self) -> dict[int, Spend]:
         """Every reservation by its number, whatever became of it; costs no accounting."""
@@ -141,19 +172,19 @@ class Ledger:
         event = None if event is None else stored_form(event)
         who = line("who", who or myself())
 
-        def decide(history: History) -> Entry:
-            state = replay(history.entries)
-            spend = state.spend(number)
-            after = settled(spend, event)
-            terms = state.dataset(spend.dataset)
+        def decide(book: Book) -> Entry:
+            spend = book.state.spend(number)
+            after = settled(spend, event, book.history.next_id)
+            terms = book.state.exactly(spend.dataset)
+            note = overrun(book.state, terms, spend, after, book.past(terms))
             return _entry(
-                history, Kind.SETTLE, terms, who, spend.what,
-                event=after.event, reservation=number, note=overrun(state, terms, spend, after),
+                book, Kind.SETTLE, terms, who, spend.what, event=after.event, reservation=number, note=note
             )  # fmt: skip
 
-        entry = self._append(decide)
+        entry, _ = self._append(decide)
         if entry.note:
-            refuse_overspent(self.statement(entry.dataset), entry)
+            book = self._book()
+            refuse_overspent(book.statement(book.state.exactly(entry.dataset)), entry)
             warnings.warn(f"reservation {number} ({entry.what!r}) {entry.note}; recorded as such.", stacklevel=2)
         return entry
 
@@ -161,28 +192,28 @@ class Ledger:
         """Declare that reservation ``number`` spent nothing, for a reason that is recorded: a person's decision."""
         why, who = line("why", why), line("who", who or myself())
 
-        def decide(history: History) -> Entry:
-            state = replay(history.entries)
-            spend = state.spend(number)
+        def decide(book: Book) -> Entry:
+            spend = book.state.spend(number)
             released(spend)
-            terms = state.dataset(spend.dataset)
-            return _entry(history, Kind.RELEASE, terms, who, spend.what, reservation=number, note=why)
+            terms = book.state.exactly(spend.dataset)
+            return _entry(book, Kind.RELEASE, terms, who, spend.what, reservation=number, note=why)
 
-        return self._append(decide)
+        return self._append(decide)[0]
 
     def budgets(self) -> tuple[DataSet, ...]:
         """Every data set and its terms, by name."""
-        datasets = replay(self._store.read().entries).datasets
+        datasets = self._book().state.datasets
         return tuple(datasets[name] for name in sorted(datasets))
 
     def statement(self, dataset: str) -> Statement:
         """What was spent on ``dataset``, what remains, and every reservation."""
-        return replay(self._store.read().entries).statement(dataset)
+        book = self._book()
+        return book.statement(book.state.dataset(dataset))
 
     def statements(self) -> tuple[Statement, ...]:
         """The statement of every data set, by name."""
-        state = replay(self._store.read().entries)
-        return tuple(state.statement(name) for name in sorted(state.datasets))
+        book = self._book()
+        return tuple(book.statement(book.state.datasets[name]) for name in sorted(book.state.datasets))
 
     def spent(self, dataset: str) -> float:
         """The epsilon spent on ``dataset`` at its delta, open reservations included."""
@@ -194,20 +225,26 @@ class Ledger:
 
     def history(self, dataset: str | None = None) -> tuple[Entry, ...]:
         """Every entry, or those about ``dataset``, oldest first."""
-        entries = self._store.read().entries
+        book = self._book()
         if dataset is None:
-            return entries
-        replay(entries).dataset(dataset)
-        return tuple(entry for entry in entries if entry.dataset == dataset)
+            return book.history.entries
+        name = book.state.dataset(dataset).name
+        return tuple(entry for entry in book.history.entries if entry.dataset == name)
 
-    def verify(self, head: str | None = None) -> Head:
+    def verify(self, head: str | None = None, *, recompose: bool = False) -> Head:
         """Check the whole history and return its head; `LedgerCorrupt` if it was altered.
 
-        With ``head``, a hash that was noted earlier, also check that everything up to it is still there.
+        Args:
+            head: A hash that was noted earlier: also check that everything up to it is still there.
+            recompose: Also compose every data set from its first entry on, however long that takes, and hold the
+                stored composition against it.
         """
         head = None if head is None else whole_hash(head)
-        history = self._store.read()
-        replay(history.entries)
+        book = self._book()
+        history = book.history
+        if recompose:
+            for terms in book.state.datasets.values():
+                book.refuse_understated(terms)
         if head is not None and head not in history.hashes:
             raise LedgerCorrupt(
                 f"the history is whole in itself but does not contain the noted head {head[:12]}...: "
@@ -215,10 +252,24 @@ class Ledger:
             )
         return history.head
 
-    def _append(self, decide: Callable[[History], Entry]) -> Entry:
-        """Decide once without the lock, then again under it; what was accounted is remembered, so the lock is short."""
-        decide(self._store.read())
-        return self._store.append(decide)
+    def _book(self) -> Book:
+        return Book(*self._store.read(), self._remembered)
+
+    def _append(self, decide: Callable[[Book], Entry]) -> tuple[Entry, Book]:
+        """Decide without a lock, and write if nobody wrote meanwhile; else decide again. Returns what was decided on.
+
+        Somebody always gets through; one who never does gives up after the ledger's timeout.
+        """
+        until = time.monotonic() + self._store.timeout
+        while True:
+            book = self._book()
+            entry = decide(book)
+            entry, past = book.with_past(entry)
+            if self._store.append(entry, book.history.head, past):
+                return entry, book
+            if time.monotonic() > until:
+                raise SordinaError(f"the ledger {self.name} is in use by others without a pause; try again.")
+            time.sleep(random.uniform(0.0, 0.01))
 
 
 @dataclass
@@ -228,6 +279,8 @@ class Reservation:
     ledger: Ledger
     spend: Spend
     who: str
+    fingerprint: str = ""
+    """The hash of the entry that reserved: no other reservation, in any ledger, has it."""
     settled: bool = False
 
     @property
@@ -257,28 +310,27 @@ class Reservation:
 
 def _reserving(
     dataset: str, event: Event, what: str, who: str, adjacency: Adjacency | str, unit: Unit | str
-) -> Callable[[History], Entry]:
+) -> Callable[[Book], Entry]:
     """What decides, from a history, whether ``event`` may be reserved."""
     event = stored_form(event)
     stated = _adjacency(adjacency), _unit(unit)
 
-    def decide(history: History) -> Entry:
-        state = replay(history.entries)
-        terms = state.dataset(dataset)
+    def decide(book: Book) -> Entry:
+        terms = book.state.dataset(dataset)
         if stated != (terms.adjacency, terms.unit):
             raise InvalidInput(
                 f"the budget of {dataset!r} is per {terms.unit} with {terms.adjacency} neighbours, but {what!r} is "
                 f"stated per {stated[1]} with {stated[0]} neighbours; the two do not add up."
             )
-        entry = _entry(history, Kind.RESERVE, terms, who, what, event=event)
-        refuse_over_budget(state, terms, reserved(entry))
+        entry = _entry(book, Kind.RESERVE, terms, who, what, event=event)
+        refuse_over_budget(book.state, terms, reserved(entry), book.past(terms))
         return entry
 
     return decide
 
 
 def _entry(
-    history: History,
+    book: Book,
     kind: Kind,
     terms: DataSet,
     who: str,
@@ -290,7 +342,7 @@ def _entry(
     note: str = "",
 ) -> Entry:
     return Entry(
-        history.next_id, now(), who, what, kind, terms.name, terms.adjacency, terms.unit, terms.accountant,
+        book.history.next_id, now(), who, what, kind, terms.name, terms.adjacency, terms.unit, terms.accountant,
         budget=budget, event=event, reservation=reservation, note=note,
     )  # fmt: skip
 

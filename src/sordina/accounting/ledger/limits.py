@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from sordina.accounting.ledger import costs
+from sordina.accounting.ledger.costs import ComposedSpends
 from sordina.accounting.ledger.entries import Entry
 from sordina.accounting.ledger.state import DataSet, Spend, State, Statement, Status
 from sordina.errors import BudgetRefused
@@ -12,12 +12,12 @@ _ROUNDING = 1e-6
 """Relative distance below which two epsilons of one accountant do not count as different."""
 
 
-def refuse_over_budget(state: State, terms: DataSet, spend: Spend) -> None:
+def refuse_over_budget(state: State, terms: DataSet, spend: Spend, stored: ComposedSpends | None) -> None:
     """Refuse ``spend`` if everything spent and reserved on its data set, composed with it, passes the budget."""
-    wanted = terms.epsilon(state.total(terms.name, instead=spend))
+    wanted = costs.epsilon(terms, state.spends_on(terms, instead=spend), stored)
     if wanted <= terms.budget.epsilon:
         return
-    statement = state.statement(terms.name)
+    statement = costs.statement(state, terms, stored)
     waiting = len(statement.having(Status.OPEN))
     raise BudgetRefused(
         f"{spend.what!r} would bring {terms.name!r} to epsilon {wanted:.6g} of {terms.budget.epsilon:g} "
@@ -26,14 +26,14 @@ def refuse_over_budget(state: State, terms: DataSet, spend: Spend) -> None:
     )
 
 
-def overrun(state: State, terms: DataSet, before: Spend, after: Spend) -> str:
+def overrun(state: State, terms: DataSet, before: Spend, after: Spend, stored: ComposedSpends | None) -> str:
     """What is wrong with settling ``before`` as ``after``; empty if nothing is."""
     if before.status is Status.RELEASED:
         return "was settled after it had been released"
     if after.event == before.event:
         return ""
-    planned = terms.epsilon(state.total(terms.name, instead=replace(before, status=Status.OPEN)))
-    actual = terms.epsilon(state.total(terms.name, instead=after))
+    planned = costs.epsilon(terms, state.spends_on(terms, instead=before), stored)
+    actual = costs.epsilon(terms, state.spends_on(terms, instead=after), stored)
     return "" if actual <= planned * (1 + _ROUNDING) else "spent more than it had reserved"
 
 

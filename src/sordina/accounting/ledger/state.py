@@ -15,6 +15,7 @@ from functools import lru_cache
 from sordina.accounting.accountants import accountant
 from sordina.accounting.events import NOTHING, Composed, Event, Repeated, to_dict
 from sordina.accounting.ledger.entries import Entry, Kind
+from sordina.accounting.ledger.words import composed
 from sordina.errors import InvalidInput, LedgerCorrupt
 from sordina.types import Adjacency, Budget, Unit
 
@@ -63,6 +64,10 @@ class Spend:
     what: str
     who: str
     time: str
+    closed: int = 0
+    """The number of the entry that settled it; 0 while it is open or released."""
+    as_reserved: bool = True
+    """Whether ``event`` is what was reserved."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,23 @@ class State:
     spends: dict[int, Spend] = field(default_factory=dict)
 
     def dataset(self, name: str) -> DataSet:
-        """The data set called ``name``; refuses an unknown one."""
+        """The data set called ``name``, however its letters are composed; refuses an unknown or an ambiguous one."""
+        spellings = [known for known in self.datasets if composed(known) == composed(name)]
+        if len(spellings) > 1:
+            raise InvalidInput(
+                f"the ledger holds {len(spellings)} data sets that read {composed(name)!r}, their letters composed in "
+                "different ways: nobody can tell which is meant, so nothing more is booked on them. Open one account "
+                "under a new name, with what is left of both."
+            )
+        if not spellings:
+            known_ = ", ".join(sorted(self.datasets)) or "none yet"
+            raise InvalidInput(f"the ledger holds no data set called {name!r} (it holds: {known_}).")
+        return self.datasets[spellings[0]]
+
+    def exactly(self, name: str) -> DataSet:
+        """The data set whose recorded name is ``name``, character by character."""
         if name not in self.datasets:
-            known = ", ".join(sorted(self.datasets)) or "none yet"
-            raise InvalidInput(f"the ledger holds no data set called {name!r} (it holds: {known}).")
+            raise InvalidInput(f"there is no data set called {name!r}.")
         return self.datasets[name]
 
     def spend(self, number: int) -> Spend:
@@ -103,22 +121,12 @@ class State:
             raise InvalidInput(f"{number} is not a reservation's id. `sordina ledger show` lists the open ones.")
         return self.spends[number]
 
-    def total(self, name: str, *, instead: Spend | None = None) -> Event:
-        """All that counts as spent on ``name``, composed; ``instead`` joins it or takes the place of its namesake."""
-        spends = dict(self.spends)
+    def spends_on(self, terms: DataSet, *, instead: Spend | None = None) -> tuple[Spend, ...]:
+        """Every spend on a data set; ``instead`` joins them or takes the place of the one with its id."""
+        spends = {number: spend for number, spend in self.spends.items() if spend.dataset == terms.name}
         if instead is not None:
             spends[instead.id] = instead
-        return compose(
-            spend.event
-            for spend in spends.values()
-            if spend.dataset == name and spend.status is not Status.RELEASED
-        )  # fmt: skip
-
-    def statement(self, name: str) -> Statement:
-        """What was spent on ``name`` so far."""
-        dataset = self.dataset(name)
-        spends = tuple(spend for spend in self.spends.values() if spend.dataset == name)
-        return Statement(dataset, dataset.epsilon(self.total(name)), spends)
+        return tuple(spends.values())
 
 
 def compose(events: Iterable[Event]) -> Event:
@@ -149,11 +157,12 @@ def replay(entries: Iterable[Entry]) -> State:
     """The state after ``entries``; refuses a history that no ledger could have written."""
     state = State()
     for entry in entries:
-        _apply(entry, state)
+        apply(entry, state)
     return state
 
 
-def _apply(entry: Entry, state: State) -> None:
+def apply(entry: Entry, state: State) -> None:
+    """Change ``state`` as ``entry`` says; refuses an entry that no ledger could have written."""
     try:
         _change(entry, state)
     except InvalidInput as error:
@@ -165,7 +174,7 @@ def _change(entry: Entry, state: State) -> None:
         dataset = created(state, entry)
         state.datasets[dataset.name] = dataset
         return
-    dataset = state.dataset(entry.dataset)
+    dataset = state.exactly(entry.dataset)
     if (entry.adjacency, entry.unit, entry.accountant) != (dataset.adjacency, dataset.unit, dataset.accountant):
         raise InvalidInput("its adjacency, unit or accountant is not the data set's.")
     if entry.kind is Kind.RESERVE:
@@ -174,7 +183,7 @@ def _change(entry: Entry, state: State) -> None:
         spend = state.spend(entry.reservation or 0)
         if spend.dataset != entry.dataset:
             raise InvalidInput("its reservation belongs to another data set.")
-        spend = settled(spend, entry.event) if entry.kind is Kind.SETTLE else released(spend)
+        spend = settled(spend, entry.event, entry.id) if entry.kind is Kind.SETTLE else released(spend)
     state.spends[spend.id] = spend
 
 
@@ -194,11 +203,20 @@ def reserved(entry: Entry) -> Spend:
     return Spend(entry.id, entry.dataset, entry.event, Status.OPEN, entry.what, entry.who, entry.time)
 
 
-def settled(spend: Spend, event: Event | None) -> Spend:
-    """``spend`` after ``event`` really happened. One that was released counts again: it did happen after all."""
+def settled(spend: Spend, event: Event | None, entry: int) -> Spend:
+    """``spend`` after ``event`` really happened. One that was released counts again: it did happen after all.
+
+    Args:
+        spend: Open or released.
+        event: What happened; None for what was reserved.
+        entry: The number of the entry that says so.
+    """
     if spend.status is Status.SETTLED:
         raise InvalidInput(f"reservation {spend.id} is settled already; a settled spend is final.")
-    return replace(spend, status=Status.SETTLED, event=spend.event if event is None else event)
+    same = event is None or event == spend.event
+    return replace(
+        spend, status=Status.SETTLED, event=spend.event if event is None else event, closed=entry, as_reserved=same
+    )
 
 
 def released(spend: Spend) -> Spend:

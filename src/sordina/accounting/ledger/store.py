@@ -1,16 +1,20 @@
 """How the history is kept: two tables in any SQL database, one transaction per entry.
 
-``sordina_entries`` holds the history, ``sordina_head`` one row with its length and last hash. Whoever appends first
-takes the write lock (SQLite: ``BEGIN IMMEDIATE``; elsewhere: the lock that updating the head's row takes), reads and
-checks the whole history, decides, and commits; so two processes never decide on the same past. SQLite runs with its
-rollback journal and ``synchronous = EXTRA``: a process killed at any moment, or a power cut, leaves the entry whole or
-absent, never half, and an entry that was reported is on the disk. (Network file systems without proper locks are no
-place for a SQLite file; a team takes a server's URL.)
+``sordina_entries`` holds the history, ``sordina_head`` one row with its length and last hash. Whoever appends has
+read and checked the whole history and decided on it without any lock; then takes the write lock (SQLite: ``BEGIN
+IMMEDIATE``; elsewhere: the lock that updating the head's row takes), looks whether the head is still the one that was
+decided on, and only then writes: so two processes never decide on the same past, and the lock is held for milliseconds,
+whatever the decision takes. ``sordina_pasts`` holds the composition of a data set's spends (`costs`): a convenience
+that the chain binds, and that may be lost.
+
+SQLite runs with its rollback journal and ``synchronous = EXTRA``: a process killed at any moment, or a power cut,
+leaves the entry whole or absent, never half, and an entry that was reported is on the disk. (Network file systems
+without proper locks are no place for a SQLite file; a team takes a server's URL.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.pool import NullPool
 
 from sordina.accounting.ledger.entries import Entry, Head, History, link, unchain
+from sordina.accounting.ledger.words import without_secrets
 from sordina.errors import InvalidInput, LedgerCorrupt, SordinaError
 
 _TABLES = sa.MetaData()
@@ -36,6 +41,12 @@ _HEAD = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("count", sa.Integer, nullable=False),
     sa.Column("hash", sa.String(64), nullable=False),
+)
+_PASTS = sa.Table(
+    "sordina_pasts",
+    _TABLES,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("composed", sa.LargeBinary, nullable=False),
 )
 _APPEND_ONLY = {
     "sqlite": [
@@ -60,45 +71,74 @@ class Store:
         url = _url(where)
         self._sqlite = url.get_backend_name() == "sqlite"
         self._file = Path(str(url.database)).absolute() if self._sqlite else None
-        self._timeout = timeout
-        self.name = str(url.database) if self._sqlite else url.render_as_string(hide_password=True)
+        self.timeout = timeout
+        self._known: dict[str, Entry] = {}
+        self._secrets = _secrets(url)
+        self.name = without_secrets(str(url.database)) if self._sqlite else _shown(url)
         self._engine = self._connected(url.set(database=str(self._file)) if self._sqlite else url)
 
     def _connected(self, url: URL) -> sa.Engine:
-        options: dict[str, Any] = {"connect_args": {"timeout": self._timeout}} if self._sqlite else {}
+        options: dict[str, Any] = {"connect_args": {"timeout": self.timeout}} if self._sqlite else {}
         try:
             with self._explained():
                 engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True, **options)
         except ImportError as error:
-            raise InvalidInput(f"cannot open the ledger {self.name}: its driver is missing ({error}).") from error
+            raise InvalidInput(
+                f"cannot open the ledger {self.name}: its driver is missing ({error}). For PostgreSQL: "
+                "pip install 'sordina[postgresql]', and a URL that begins with postgresql+psycopg://."
+            ) from None
         if self._sqlite:
             sa.event.listen(engine, "connect", _prepare_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
         return engine
 
-    def read(self) -> History:
-        """The whole history, checked against its chain."""
+    def read(self) -> tuple[History, dict[str, bytes]]:
+        """The whole history, checked against its chain, and the compositions stored beside it, unchecked."""
         self._require_file()
         with self._transaction(write=False) as connection:
             self._require_tables(connection)
-            return _history(connection)
+            history = self._history(connection)
+            pasts: dict[str, bytes] = {}
+            if any(entry.past for entry in history.entries) and sa.inspect(connection).has_table(_PASTS.name):
+                pasts = {row.dataset: row.composed for row in connection.execute(sa.select(_PASTS))}
+            return history, pasts
 
-    def append(self, decide: Callable[[History], Entry], *, found: bool = False) -> Entry:
-        """Write the entry that ``decide`` makes of the history, or nothing if it raises; ``found`` begins a ledger."""
-        if not found:
-            self._require_file()
+    def found(self) -> None:
+        """Make the tables if there are none yet."""
         with self._transaction(write=True) as connection:
-            if found:
-                self._found(connection)
+            self._found(connection)
+
+    def append(self, entry: Entry, decided_on: Head, past: bytes | None = None) -> bool:
+        """Write ``entry``, unless the history has gone on since.
+
+        Args:
+            entry: What to write.
+            decided_on: The end of the history that the entry was made for.
+            past: The composition of the data set's spends up to the entry, if it holds its digest.
+
+        Returns:
+            False if another entry came first: nothing was written, and the decision has to be made again.
+        """
+        self._require_file()
+        text = entry.text()
+        after = Head(decided_on.count + 1, link(decided_on.hash, text))
+        with self._transaction(write=True) as connection:
             self._require_tables(connection)
             connection.execute(sa.update(_HEAD).values(count=_HEAD.c.count))
-            history = _history(connection)
-            entry = decide(history)
-            text = entry.text()
-            after = Head(history.next_id, link(history.head.hash, text))
+            if _head(connection) != decided_on:
+                return False
             connection.execute(sa.insert(_ENTRIES).values(id=after.count, entry=text, hash=after.hash))
             connection.execute(sa.update(_HEAD).values(count=after.count, hash=after.hash))
-        return entry
+            if past is not None:
+                _PASTS.create(connection, checkfirst=True)
+                connection.execute(sa.delete(_PASTS).where(_PASTS.c.dataset == entry.dataset))
+                connection.execute(sa.insert(_PASTS).values(dataset=entry.dataset, composed=past))
+        return True
+
+    def _history(self, connection: Connection) -> History:
+        head = _head(connection)
+        rows = connection.execute(sa.select(_ENTRIES.c.id, _ENTRIES.c.entry, _ENTRIES.c.hash).order_by(_ENTRIES.c.id))
+        return unchain(((row.id, row.entry, row.hash) for row in rows), head, self._known)
 
     @contextmanager
     def _transaction(self, *, write: bool) -> Iterator[Connection]:
@@ -109,7 +149,7 @@ class Store:
             connection = plain.execution_options(**options)
             with connection.begin():
                 if connection.dialect.name == "postgresql":
-                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(1000 * self._timeout)}")
+                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(1000 * self.timeout)}")
                 yield connection
 
     def _require_file(self) -> None:
@@ -148,11 +188,12 @@ class Store:
             yield
         except sa.exc.SQLAlchemyError as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
+            reason = without_secrets(reason, *self._secrets).rstrip(".")
             if "locked" in reason or "lock timeout" in reason:
-                raise SordinaError(f"the ledger {self.name} is in use by another process; try again.") from error
+                raise SordinaError(f"the ledger {self.name} is in use by another process; try again.") from None
             if "malformed" in reason:
-                raise LedgerCorrupt(f"the file of the ledger {self.name} is damaged ({reason}).") from error
-            raise InvalidInput(f"cannot use {self.name} as a ledger: {reason}.") from error
+                raise LedgerCorrupt(f"the file of the ledger {self.name} is damaged ({reason}).") from None
+            raise InvalidInput(f"cannot use {self.name} as a ledger: {reason}.") from None
 
 
 def _url(where: str | Path) -> URL:
@@ -162,8 +203,8 @@ def _url(where: str | Path) -> URL:
         raise InvalidInput("a ledger needs a file path or a database URL, got an empty text.")
     try:
         url = sa.make_url(text) if "://" in text else URL.create("sqlite", database=text)
-    except (sa.exc.ArgumentError, ValueError) as error:
-        raise InvalidInput("not a database URL for a ledger; write e.g. sqlite:///ledger.db, or a path.") from error
+    except (sa.exc.ArgumentError, ValueError):
+        raise InvalidInput("not a database URL for a ledger; write e.g. sqlite:///ledger.db, or a path.") from None
     if url.get_backend_name() != "sqlite":
         return url
     path = url.database or ":memory:"
@@ -174,12 +215,23 @@ def _url(where: str | Path) -> URL:
     return url
 
 
-def _history(connection: Connection) -> History:
+def _secrets(url: URL) -> tuple[str, ...]:
+    """What of ``url`` nobody may read: the password, and the values of all options, which may be passwords too."""
+    values = [part for value in url.query.values() for part in ((value,) if isinstance(value, str) else value)]
+    return tuple(text for text in (str(url.password or ""), *values) if len(text) > 2)
+
+
+def _shown(url: URL) -> str:
+    """``url`` without what nobody may read."""
+    options = dict.fromkeys(url.query, "***")
+    return url.set(query=options).render_as_string(hide_password=True)
+
+
+def _head(connection: Connection) -> Head:
     heads = connection.execute(sa.select(_HEAD.c.count, _HEAD.c.hash)).all()
     if len(heads) != 1 or not isinstance(heads[0][0], int):
         raise LedgerCorrupt(f"the ledger must have exactly one head, but has {len(heads)}, or one that is no number.")
-    rows = connection.execute(sa.select(_ENTRIES.c.id, _ENTRIES.c.entry, _ENTRIES.c.hash).order_by(_ENTRIES.c.id))
-    return unchain(((row.id, row.entry, row.hash) for row in rows), Head(heads[0][0], heads[0][1]))
+    return Head(heads[0][0], heads[0][1])
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

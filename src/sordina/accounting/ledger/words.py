@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import socket
+import unicodedata
 from datetime import datetime, timezone
 
 from sordina.errors import InvalidInput
@@ -25,6 +26,31 @@ def line(field: str, text: str) -> str:
     if not stripped.isprintable() or len(stripped) > _LONGEST:
         raise InvalidInput(f"{field} must be one printable line of at most {_LONGEST} characters, got {text[:40]!r}...")
     return stripped
+
+
+def name_of(dataset: str) -> str:
+    """The name of a data set: one printable line whose letters are composed (NFC), so that one name has one spelling.
+
+    >>> name_of("cafe\\u0301") == name_of("caf\\xe9")
+    True
+    """
+    return line("the name of a data set", composed(dataset))
+
+
+def composed(text: str) -> str:
+    """``text`` with every letter and its accents as one character where there is one."""
+    return unicodedata.normalize("NFC", text) if isinstance(text, str) else text
+
+
+def without_secrets(text: str, *secrets: str | None) -> str:
+    """``text`` with the password of a URL, and every one of ``secrets``, replaced by three stars.
+
+    >>> without_secrets("postgresql:/ada:hunter2@db/books")
+    'postgresql:/ada:***@db/books'
+    """
+    for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return re.sub(r"(\w:/{1,2}[^/@:\s]*):[^/\s]*@", r"\1:***@", text)
 
 
 def myself() -> str:

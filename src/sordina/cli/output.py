@@ -1,0 +1,102 @@
+"""All that commands print passes here, so that no name of a run, a data set or a column can move a reader's terminal.
+
+Text from outside may hold escape sequences, new lines, or characters that turn the direction of writing; each is shown
+as its code, ``\\x1b``, instead. Cells of tables are plain text: nothing in them is markup.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+
+_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories that a terminal obeys, or that nobody can see: controls, formats, surrogates, separators."""
+
+
+def plain(text: object) -> str:
+    """``text`` in one line, every character that is not shown replaced by its code.
+
+    Args:
+        text: Anything; its ``str`` is taken.
+
+    >>> plain("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return "".join(_visible(character) for character in str(text))
+
+
+def _visible(character: str) -> str:
+    if character.isascii():
+        return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+    if unicodedata.category(character) in _INVISIBLE:
+        return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return character
+
+
+def say(text: object = "", *, alarm: bool = False) -> None:
+    """Print one line.
+
+    Args:
+        text: What to say.
+        alarm: In bold red on standard error.
+    """
+    if alarm:
+        typer.secho(plain(text), fg=typer.colors.RED, bold=True, err=True)
+    else:
+        typer.echo(plain(text))
+
+
+def say_json(data: Any, *, indent: int | None = None) -> None:
+    """Print JSON in ASCII; it knows no infinity, which is written as the text "inf".
+
+    Args:
+        data: What `json` can write.
+        indent: Spaces by which inner values are set in; None for one line.
+    """
+    typer.echo(json.dumps(finite(data), indent=indent, allow_nan=False))
+
+
+def finite(value: Any) -> Any:
+    """``value`` with every number that JSON does not know as text."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    right: Sequence[str] = (),
+    unbroken: Sequence[str] = (),
+) -> None:
+    """Print a table.
+
+    Args:
+        columns: Their names.
+        rows: A value for each column.
+        title: Above the table.
+        right: Names of columns to align right.
+        unbroken: Names of columns whose lines are not broken.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(plain(title)) if title else None, title_justify="left")
+    for column in columns:
+        table.add_column(
+            Text(plain(column)), overflow="fold", no_wrap=column in unbroken,
+            justify="right" if column in right else "left",
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    Console().print(table)
