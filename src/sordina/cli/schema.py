@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sordina.cli.booking import booked_on
+from sordina.cli.output import say, say_json
 
 
 def schema(
@@ -34,7 +36,6 @@ def schema(
     Example: `sordina schema patients.csv --target outcome --person patient_id --out patients.toml`
     """
     from sordina import private_files
-    from sordina.accounting.ledger import Ledger
     from sordina.tables import Schema, complete_privately, draft_schema
     from sordina.tables.draft import advice
     from sordina.types import Budget
@@ -55,15 +56,16 @@ def schema(
     guarantee = None
     if epsilon is not None:
         found, guarantee = complete_privately(
-            found, table, budget=Budget(epsilon, delta), ledger=None if ledger is None else Ledger(ledger),
+            found, table, budget=Budget(epsilon, delta), ledger=booked_on(ledger, dataset_budget),
             dataset_budget=dataset_budget, encoding=encoding, separator=separator,
         )  # fmt: skip
     if out is not None:
         private_files.write(out, found.to_toml().encode())
     if as_json:
         claim = None if guarantee is None else str(guarantee)
-        typer.echo(json.dumps({"schema": found.to_dict(), "open": found.unfilled, "guarantee": claim}))
+        say_json({"schema": found.to_dict(), "open": found.unfilled, "guarantee": claim})
         return
-    typer.echo(f"Written to {out}." if out is not None else found.to_toml())
+    for text in [f"Written to {out}."] if out is not None else found.to_toml().splitlines():
+        say(text)
     for line in advice(found, guarantee, drafted=schema is None):
-        typer.echo(line)
+        say(line)

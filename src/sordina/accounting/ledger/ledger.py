@@ -63,7 +63,7 @@ class Ledger:
     @property
     def id(self) -> str:
         """A name no other ledger has, wherever it is moved: the hash of its first entry."""
-        return self._store.read().hashes[0]
+        return self._book().history.hashes[0]
 
     def create(
         self,
@@ -161,7 +161,7 @@ class Ledger:
 
     def spends(self) -> dict[int, Spend]:
         """Every reservation by its number, whatever became of it; costs no accounting."""
-        return dict(replay(self._store.read().entries).spends)
+        return dict(self._book().state.spends)
 
     def settle(self, number: int, event: Event | None = None, *, who: str | None = None) -> Entry:
         """Record what reservation ``number`` really spent (without ``event``: all of it).
