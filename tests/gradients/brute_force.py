@@ -94,6 +94,8 @@ class Judge:
     """Remove every record in turn, not only one."""
     planted: bool = False
     """Whether it is known to mix, even if the batch at hand does not show it."""
+    before: Callable[[nn.Module], None] | None = None
+    """What the parameters are during a first batch, which nobody looks at: changes them in place."""
     seed: int = 0
     worst: float = 0.0
     loose: float = 1.0
@@ -175,7 +177,15 @@ class Judge:
         return sum(min(2.0, known.rounding(unit)) for unit in known.vectors)
 
     def _asked(self, policy: Any) -> Asked:
-        return Asked(copy.deepcopy(self.model), self.losses, self.batch, policy, self.rows_per_unit, self.microbatch)
+        return Asked(
+            copy.deepcopy(self.model),
+            self.losses,
+            self.batch,
+            policy,
+            self.rows_per_unit,
+            self.microbatch,
+            self.before,
+        )
 
     def _added(self, asked: Asked) -> None:
         self.mistakes += asked.mistakes
@@ -281,6 +291,7 @@ class Asked:
     policy: Any
     rows_per_unit: int
     microbatch: int | None
+    before: Callable[[nn.Module], None] | None = None
     worst: float = 0.0
     loose: float = 1.0
     mistakes: list[str] = field(default_factory=list)
@@ -290,6 +301,8 @@ class Asked:
         self.parts = arrange(self.policy, names)
         self.found = _state(self.model)
         self.engine = Engine(self.model, [part.names for part in self.parts])
+        if self.before is not None:
+            self._warm_up(self.before)
         self.exact = all(parameter.dtype == torch.float64 for parameter in self.model.parameters())
         states = [part.policy.init(self.engine.layout(group).size) for group, part in enumerate(self.parts)]
         self.states = states
@@ -299,6 +312,18 @@ class Asked:
             for bound in part.policy.bounds(state, Adjacency.ADD_REMOVE)
         ]
         return self
+
+    def _warm_up(self, before: Callable[[nn.Module], None]) -> None:
+        """A batch with other parameters: what the engine learns from it may not last."""
+        kept = [parameter.detach().clone() for parameter in self.model.parameters()]
+        with torch.no_grad():
+            before(self.model)
+        units = range(units_in(self.batch, self.rows_per_unit))
+        losses = self.losses(self.model, take(self.batch, rows_of(units, self.rows_per_unit)))
+        self.engine.record(losses, self.rows_per_unit).scalars()
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), kept, strict=True):
+                parameter.copy_(value)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.engine.close()
@@ -428,13 +453,16 @@ def judge(
     sizes: Sequence[int] = (1, 2, 5),
     all_records: bool = True,
     planted: bool = False,
+    before: Callable[[nn.Module], None] | None = None,
 ) -> Verdict:
     """Hold the engine on a copy of ``model`` against brute force; add the feature width to ``sizes`` where it matters.
 
     A model that is known to mix (``planted``) has no truth to be held against, only its sensitivity. It
-    should be tried on two records or more: alone, no record mixes.
+    should be tried on two records or more: alone, no record mixes. ``before`` changes the parameters in place for a
+    first batch, as training does: gates that are still shut, heads that are still zero.
     """
-    return Judge(model, losses, batch, clipping, rows_per_unit, microbatch, all_records, planted).verdict(sizes)
+    judged = Judge(model, losses, batch, clipping, rows_per_unit, microbatch, all_records, planted, before)
+    return judged.verdict(sizes)
 
 
 def take(batch: Any, rows: Sequence[int]) -> Any:

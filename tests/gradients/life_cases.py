@@ -247,6 +247,40 @@ def unrecorded() -> str:
     return f"{held[2] - held[1]} tensors are kept for every 20 forwards" if held[2] - held[1] > 5 else ""
 
 
+class Ramped(nn.Module):
+    """Looks at the batch's mean, but not in the first ten batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        h = self.layer(x)
+        return h - h.mean(0) if self.calls > 10 else h
+
+
+def growing(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    """A contrastive term that is zero at first."""
+    out = model(x)
+    h = F.normalize(out, dim=1)
+    return squares_of(out) + max(0, step - 10) * F.cross_entropy(h @ h.T, torch.arange(len(h)), reduction="none")
+
+
+def squares_of(out: Tensor) -> Tensor:
+    return (out - 0.3).square().sum(1)
+
+
+def found_later(model: nn.Module, losses: Callable[[nn.Module, Tensor, int], Tensor]) -> str:
+    """Mixing that starts after ten batches must be seen while the run goes on."""
+    g = torch.Generator().manual_seed(0)
+    with Engine(model) as engine:
+        for step in range(300):
+            x = torch.randn(5, 4, generator=g, dtype=torch.float64)
+            engine.record(losses(model, x, step)).scalars()
+    return "290 batches that mix were accepted"
+
+
 def ones(model: nn.Module, x: Any) -> Callable[[], Verdict]:
     return lambda: judge(model, squares, x)
 
@@ -297,6 +331,12 @@ B: dict[str, Callable[[], Verdict]] = {
     "a bottom layer skipped later": lambda: changed(parts("skip", value=True)),
     "a weight penalty that comes later": lambda: changed(parts("penalty", value=True)),
     "F.linear(h, layer.weight) that comes later": lambda: changed(parts("again", value=True)),
+    "mixing that starts at the tenth batch": lambda: tried(
+        lambda: found_later(seeded(Ramped), lambda model, x, step: squares_of(model(x)))
+    ),
+    "a contrastive term that grows from zero": lambda: tried(
+        lambda: found_later(seeded(lambda: nn.Linear(4, 3)), growing)
+    ),
     "deepcopy(model) while an engine listens": lambda: tried(copied),
     "AveragedModel while an engine listens": lambda: tried(averaged),
     "pickle while an engine listens": lambda: tried(pickled),

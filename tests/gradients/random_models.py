@@ -70,6 +70,8 @@ class Program:
     double: bool
     scale: str
     zero_head: bool
+    opening: bool
+    """Whether gates and head are shut for a first batch."""
     rows_per_unit: int
     microbatch: int | None
     clipping: str
@@ -102,6 +104,7 @@ def draw(seed: int) -> Program:
         double=double,
         scale="one" if double else r.choice(SCALES),
         zero_head=r.random() < 0.15,
+        opening=r.random() < 0.2,
         rows_per_unit=rows,
         microbatch=r.choice([None, None, None, 1, 2]) if not planted else None,
         clipping=r.choice(["fixed", "fixed", "fixed", "fixed", "automatic", "per layer", "quantile"]),
@@ -278,6 +281,14 @@ POLICIES: dict[str, Any] = {
 }
 
 
+def shut(model: Any) -> None:
+    """Gates and head at zero."""
+    for parameter in model.parameters():
+        if parameter.dim() == 0:
+            parameter.zero_()
+    model.head.weight.zero_()
+
+
 def tried(program: Program) -> Verdict:
     """Build it and hold it against brute force."""
     with warnings.catch_warnings():
@@ -292,6 +303,7 @@ def tried(program: Program) -> Verdict:
             sizes=program.sizes,
             all_records=program.planted,
             planted=program.planted,
+            before=shut if program.opening else None,
         )
 
 
@@ -308,7 +320,7 @@ def simpler(program: Program) -> Iterator[Program]:
         for size in program.sizes:
             yield replace(program, sizes=(size,))
     plain = {
-        "loss": "squares", "packed": "tensor", "scale": "one", "zero_head": False, "rows_per_unit": 1,
+        "loss": "squares", "packed": "tensor", "scale": "one", "zero_head": False, "opening": False, "rows_per_unit": 1,
         "microbatch": None, "clipping": "fixed", "entry": "vector", "double": True,
     }  # fmt: skip
     for name, value in plain.items():
