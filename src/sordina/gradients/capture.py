@@ -66,21 +66,32 @@ class Recorder:
 
     model: nn.Module
     taps: list[Tap] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
-    """Inputs of the model, while its structure is being learned."""
-    learning: bool = True
-    """Whether the structure of the forward pass is still unknown."""
+    learning: bool = False
+    """Whether the model runs on made-up rows, for its structure to be learned."""
+    muted: int = 0
+    """Above zero while the model runs on the side and nobody listens."""
     tracing: bool = False
     """Whether there are parameters that only a tracer can follow."""
     tracer: Tracer | None = None
     """The tracer of the forward pass that is running."""
-    free: set[str] = field(default_factory=set)
-    """Layers that are called without samples."""
+    constant_rows: set[str] = field(default_factory=set)
+    """What is called with one row per sample although no sample takes part in them; known by label."""
+    dynamic: str = ""
+    """Where, if anywhere, the shape of a tensor was seen to depend on the values of samples."""
 
     @property
     def listening(self) -> bool:
         """Only a training forward pass with gradients is recorded."""
-        return self.model.training and torch.is_grad_enabled()
+        return self.model.training and torch.is_grad_enabled() and not self.muted
+
+    def rows_of_constants(self, label: str, size: int, rows: int) -> bool:
+        """Whether ``size`` rows in which no sample takes part are one for each of the ``rows`` samples.
+
+        It is learned on made-up rows, whose number occurs nowhere else, and then goes by the label.
+        """
+        if self.learning and size == rows:
+            self.constant_rows.add(label)
+        return size == rows and label in self.constant_rows
 
     def tap(
         self,

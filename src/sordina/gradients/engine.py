@@ -9,28 +9,27 @@ everything below the first layer. Norms and weighted sums follow from inputs and
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients.capture import Recorder, Tap
+from sordina.gradients.calls import REMOVAL_EVERY, Call, Schedule, check_losses_apart, used_outside
+from sordina.gradients.capture import Recorder
 from sordina.gradients.check import check, check_losses
-from sordina.gradients.graph import Replay
-from sordina.gradients.harvest import harvest
+from sordina.gradients.harvest import terms_of
 from sordina.gradients.install import install, remove
-from sordina.gradients.layers import Fold
 from sordina.gradients.layers.fold import widen
 from sordina.gradients.layout import Layout, layouts
-from sordina.gradients.learn import Plan, learn
+from sordina.gradients.one_by_one import Backwards, Piece, folded
+from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision
 from sordina.gradients.terms import Term
-from sordina.gradients.total import combine
 
 log = logging.getLogger(__name__)
-PATIENCE = 5
-"""How many batches may leave a doubt about the model's structure before it is taken as it looks."""
 
 
 class Engine:
@@ -45,7 +44,20 @@ class Engine:
     torch.Size([5])
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[Sequence[str]] | None = None,
+        public_buffers: Collection[str] = (),
+    ) -> None:
+        """Listen to ``model``.
+
+        Args:
+            model: what is trained.
+            groups: names of parameters that are clipped together; left out, all in one group.
+            public_buffers: names of buffers that a forward pass may change because what they hold does not depend on
+                the data, such as a count of steps. Any other buffer that changes is refused.
+        """
         if problems := check(model):
             raise Unsupported(str(problems[0]))
         self.model = model
@@ -53,11 +65,12 @@ class Engine:
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._like = widen(next(iter(self._parameters.values())).detach().new_empty(0))
-        self._known = Plan({}, frozenset(), frozenset(), certain=True)
-        self._doubts = 0
         self._told: set[str] = set()
         self._recorder = Recorder(model)
-        self._wrapped = install(model, self._recorder, self._parameters, self._tell)
+        self._wrapped, self._calls = install(
+            model, self._recorder, self._parameters, self._tell, frozenset(public_buffers)
+        )
+        self._loss_checks, self._checked = Schedule(REMOVAL_EVERY), False
 
     def layout(self, group: int = 0) -> Layout:
         """Names, shapes and slices of a group's flat vectors."""
@@ -74,7 +87,7 @@ class Engine:
 
     def clear(self) -> None:
         """Forget forward passes that will not be recorded."""
-        self._recorder.taps, self._recorder.inputs = [], []
+        self._recorder.taps, self._calls.made = [], []
 
     def close(self) -> None:
         """Leave the model as it was found."""
@@ -103,59 +116,50 @@ class Engine:
             self.clear()
         return GhostTape(self._layouts, terms, units, self._like)
 
-    def _terms(self, losses: Tensor, units: int, rows: int) -> dict[str, Term]:
-        plan, names = self._plan(losses), self._names
-        folds = {dim: Fold(units, rows, dim) for dim in set(plan.dims.values()) if dim is not None}
-        taps = [tap for tap in self._recorder.taps if tap.build and plan.dims[tap.key] is not None]
+    def _terms(self, losses: Tensor, units: int, rows_per_unit: int) -> dict[str, Term]:
+        calls, taps = self._calls.made, self._recorder.taps
+        if not calls:
+            raise InvalidInput(
+                "the losses were not computed by calling the model that the engine listens to, in training mode and with "
+                "gradients: call model(...) itself, not its parts, before each record."
+            )
         self.clear()
+        if outside := used_outside(losses, calls, self._parameters):
+            raise Unsupported(
+                f"parameter {outside[0]!r} is used outside of the model's forward pass (or a result of the model was "
+                "changed in place), so nobody sees whose gradient it gets: move this use into the model."
+            )
+        if self._loss_checks.due():
+            check_losses_apart(losses, calls, probes=1 if self._checked else 3)
+            self._checked = True
+        rows = units * rows_per_unit
+        if units == 1:
+            return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters).terms()
+        if len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows):
+            structure = calls[0].structure
+            same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
+            passed = structure.passed if same else frozenset[Key]()
+            return terms_of(losses, taps, structure.taps, passed, self._parameters, units, rows_per_unit)
+        return self._one_by_one(losses, calls, rows_per_unit)
 
-        def build(tap: Tap, gradient: Tensor) -> Iterable[tuple[Tensor, Term]]:
-            return _built(tap, gradient, folds[plan.dims[tap.key] or 0])
-
-        found: dict[str, list[Term]] = {}
-        for parameter, term in harvest(losses, taps, plan.passed, build, retain=bool(plan.escaped)):
-            found.setdefault(names[id(parameter)], []).append(term)
-        terms = {
-            name: parts[0] if len(parts) == 1 else combine(parts, self._parameters[name].numel())
-            for name, parts in found.items()
-        }
-        if plan.escaped:
-            per_unit = losses if rows == 1 else losses.view(units, rows).sum(1)
-            terms |= {name: Replay(per_unit, self._parameters[name]) for name in plan.escaped}
-        return terms
-
-    def _plan(self, losses: Tensor) -> Plan:
-        recorder, known = self._recorder, self._known
-        if not recorder.learning and all(tap.key in known.dims for tap in recorder.taps):
-            return known
-        plan = learn(losses, recorder.taps, recorder.inputs, self._parameters)
-        known_free = len(recorder.free)
-        recorder.free |= {tap.label for tap in recorder.taps if not tap.batched and plan.dims[tap.key] is None}
-        if len(recorder.free) > known_free:
-            return plan
-        for name in sorted(plan.escaped):
-            self._tell(f"parameter {name!r} is used in a way no rule covers: one backward pass per sample")
-        self._doubts += not plan.certain
-        if plan.certain or self._doubts >= PATIENCE:
-            recorder.learning = False
-            escaped, passed = known.escaped | plan.escaped, plan.passed | (known.passed - plan.dims.keys())
-            self._known = Plan({**known.dims, **plan.dims}, escaped, passed, certain=True)
-        return plan
+    def _one_by_one(self, losses: Tensor, calls: Sequence[Call], rows_per_unit: int) -> dict[str, Term]:
+        """Each sample alone, from the gradients of the model's results on."""
+        edges = [edge for call in calls for edge in call.edges]
+        asked: list[Any] = [edge for edge in edges if edge is not None]
+        found = iter(torch.autograd.grad(losses, asked, torch.ones_like(losses), allow_unused=True))
+        gradients = iter([None if edge is None else next(found) for edge in edges])
+        pieces = [Piece() for _ in losses]
+        for call in calls:
+            own = [next(gradients) for _ in call.edges]
+            if call.rows != len(losses):
+                raise InvalidInput(f"the model was called on {call.rows} samples, but there are {len(losses)} losses.")
+            apart = call.apart or self._calls.run_apart(call.value, call.structure, call.rows)[1]
+            for piece, more in zip(pieces, apart.pieces(own), strict=True):
+                piece.outputs.extend(more.outputs)
+                piece.gradients.extend(more.gradients)
+        return Backwards(folded(pieces, rows_per_unit), self._parameters).terms()
 
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             log.warning(message)
-
-
-def _built(tap: Tap, gradient: Tensor, fold: Fold) -> Iterable[tuple[Tensor, Term]]:
-    if not tap.intact():
-        raise Unsupported(
-            f"an input of {tap.label!r} was changed in place before the backward pass: sordina.fix(model)."
-        )
-    if tap.shape[fold.dim] != fold.units * fold.rows:
-        raise InvalidInput(
-            f"{tap.label!r} saw {tap.shape[fold.dim]} samples, but there are {fold.units * fold.rows} losses."
-        )
-    assert tap.build is not None
-    return tap.build(gradient if gradient.shape == tap.shape else gradient.view(tap.shape), fold)

@@ -7,7 +7,7 @@ the pass stays near that of ordinary training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,44 @@ from torch import Tensor
 from sordina.errors import Unsupported
 from sordina.gradients.capture import Tap
 from sordina.gradients.graph import reachable
+from sordina.gradients.layers.fold import Fold
+from sordina.gradients.one_by_one import Placement
 from sordina.gradients.terms import Term
+from sordina.gradients.total import combine
 
 Builder = Callable[[Tap, Tensor], Iterable[tuple[Tensor, Term]]]
+
+
+CHANGED = "the model's structure changed between two steps: make a new engine for the new structure."
+
+
+def terms_of(
+    losses: Tensor,
+    taps: list[Tap],
+    places: Mapping[tuple[str, int], Placement | None],
+    passed: Collection[tuple[str, int]],
+    parameters: Mapping[str, Tensor],
+    units: int,
+    rows_per_unit: int,
+) -> dict[str, Term]:
+    """By parameter the term of all units, from one backward pass; ``places`` says where the samples lie in each tap."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    rows = units * rows_per_unit
+
+    def build(tap: Tap, gradient: Tensor) -> Iterable[tuple[Tensor, Term]]:
+        place = places[tap.key]
+        assert place is not None and tap.build is not None
+        fold = Fold(units, tap.shape[place.dim] // rows * rows_per_unit, place.dim)
+        return tap.build(gradient if gradient.shape == tap.shape else gradient.view(tap.shape), fold)
+
+    usable = [tap for tap in taps if tap.build and places[tap.key] is not None]
+    found: dict[str, list[Term]] = {}
+    for parameter, term in harvest(losses, usable, passed, build, retain=False):
+        if id(parameter) in names:
+            found.setdefault(names[id(parameter)], []).append(term)
+    return {
+        name: parts[0] if len(parts) == 1 else combine(parts, parameters[name].numel()) for name, parts in found.items()
+    }
 
 
 def harvest(
@@ -43,6 +78,8 @@ def harvest(
             asked.append(tap)
     taps.clear()
     if not asked:
+        if waiting:
+            raise Unsupported(CHANGED)
         return found
     edges: list[Any] = [tap.edge for tap in asked]
     answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
@@ -50,26 +87,5 @@ def harvest(
         if gradient is not None:
             found.extend(build(tap, gradient))
     if waiting and any(reachable(losses, tap.edge) for tap in waiting.values()):
-        raise Unsupported("the model's structure changed between two steps: make a new engine for the new structure.")
+        raise Unsupported(CHANGED)
     return found
-
-
-def observe(loss: Tensor, taps: Sequence[Tap], passed: Collection[int], see: Callable[[int, Tensor], None]) -> None:
-    """Show every tap's gradient of one loss to ``see``, with its place; the graph is kept.
-
-    Those at the places ``passed`` are shown one by one, so that the gradients are never all in memory at once.
-    """
-
-    def hear(place: int, gradients: tuple[Tensor | None, ...]) -> None:
-        if (gradient := gradients[taps[place].edge.output_nr]) is not None:
-            see(place, gradient)
-
-    handles = [taps[place].edge.node.register_prehook(partial(hear, place)) for place in passed]
-    asked = [place for place in range(len(taps)) if place not in passed]
-    edges: list[Any] = [taps[place].edge for place in asked]
-    answers = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
-    for handle in handles:
-        handle.remove()
-    for place, gradient in zip(asked, answers, strict=True):
-        if gradient is not None:
-            see(place, gradient)

@@ -8,18 +8,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sordina.gradients.calls import Calls
 from sordina.gradients.capture import Recorder
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.meeting import Meeting
-from sordina.gradients.trace import Tracer, tensors_in
+from sordina.gradients.nested import tensors_in
 
 OURS = "_sordina_original"
 
 
 def install(
-    model: nn.Module, recorder: Recorder, parameters: Mapping[str, Tensor], tell: Callable[[str], None]
-) -> list[nn.Module]:
-    """Wrap what has a rule, and the model itself; return the wrapped modules."""
+    model: nn.Module,
+    recorder: Recorder,
+    parameters: Mapping[str, Tensor],
+    tell: Callable[[str], None],
+    public_buffers: frozenset[str],
+) -> tuple[list[nn.Module], Calls]:
+    """Wrap what has a rule, and the model itself; return the wrapped modules, and what keeps the model's calls."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     remove(model.modules())
     wrapped = []
@@ -31,8 +36,9 @@ def install(
                 wrapped.append(module)
             else:
                 recorder.tracing = True
-    _replace(model, _root(model, recorder, Meeting(recorder, tell, names)))
-    return [*wrapped, model]
+    calls = Calls(model, recorder, Meeting(recorder, tell, names), parameters, public_buffers)
+    _replace(model, _root(model, calls))
+    return [*wrapped, model], calls
 
 
 def remove(modules: Iterable[nn.Module]) -> None:
@@ -62,7 +68,7 @@ def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Call
             output = original(*args, **kwargs)
         else:
             batched = tracer.batched(sources)
-            if not batched and (name in recorder.free or sources[0].shape[0] not in tracer.counts):
+            if not batched and not recorder.rows_of_constants(name, sources[0].shape[0], tracer.rows):
                 return original(*args, **kwargs)
             output = tracer.inside(original, *args, **kwargs)
         recorder.tap(name, output, partial(_build, terms, module, args, kwargs), sources, any_dim, batched)
@@ -95,31 +101,11 @@ def _tap(recorder: Recorder, name: str, part: str, *args: Any) -> None:
     recorder.tap(f"{name}.{part}", *args)
 
 
-def _root(model: nn.Module, recorder: Recorder, meeting: Meeting) -> Callable[..., Any]:
-    """The model's forward pass, traced while its structure is unknown or where taps in layers do not suffice."""
-    original = model.forward
+def _root(model: nn.Module, calls: Calls) -> Callable[..., Any]:
+    """The model's forward pass, run and kept by ``calls``."""
 
-    @wraps(original)
+    @wraps(calls.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.listening or not (recorder.learning or recorder.tracing):
-            return original(*args, **kwargs)
-        if recorder.learning:
-            args = tuple([_differentiable(value, recorder) for value in args])
-            kwargs = {key: _differentiable(value, recorder) for key, value in kwargs.items()}
-        outer, recorder.tracer = recorder.tracer, Tracer(meeting.names.keys(), meeting, [args, kwargs])
-        try:
-            with recorder.tracer:
-                return original(*args, **kwargs)
-        finally:
-            recorder.tracer = outer
+        return calls(*args, **kwargs)
 
     return forward
-
-
-def _differentiable(value: Any, recorder: Recorder) -> Any:
-    """A copy of a real input through which samples that mix before the first layer can be seen."""
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.requires_grad:
-        return value
-    leaf = value.detach().requires_grad_()
-    recorder.inputs.append(leaf)
-    return leaf.clone()

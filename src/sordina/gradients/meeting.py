@@ -19,7 +19,8 @@ from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.lookup import Lookup
 from sordina.gradients.sampled import Operation, Sampled
 from sordina.gradients.terms import Dense, Term, outer
-from sordina.gradients.trace import BATCHED, REPEATING, Free, Tracer, tensors_in
+from sordina.gradients.nested import tensors_in
+from sordina.gradients.trace import BATCHED, REPEATING, Free, Tracer
 
 ARITHMETIC = {
     f"{prefix}{name}{suffix}"
@@ -49,7 +50,7 @@ class Meeting:
         name = getattr(func, "__name__", str(func))
         kinds = [tracer.kind(value) if isinstance(value, Tensor) else None for value in args]
         if name in REPEATING and isinstance(kinds[0], Free):
-            return self._repeated(func, args, kwargs, kinds[0])
+            return self._repeated(func, args, kwargs, kinds[0], tracer)
         if name in ARITHMETIC and "out" not in kwargs:
             return self._broadcast(func, name, args, kwargs, tracer)
         if name == "linear" and kinds[0] is BATCHED and BATCHED not in kinds[1:] and not kwargs:
@@ -60,16 +61,23 @@ class Meeting:
             return self._table(func, args, kwargs, kinds[1])
         return self._any(func, name, args, kwargs, tracer)
 
-    def _repeated(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Free) -> Any:
-        """A copy for every sample."""
+    def _repeated(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Free, tracer: Tracer
+    ) -> Any:
+        """A copy for every sample, if it is that."""
         value: Tensor = args[0]
         result = func(*args, **kwargs)
+        grown = isinstance(result, Tensor) and result.dim() and result.shape[:1] != value.shape[:1]
+        label = self._label("repetition", kind)
+        if not grown or not self.recorder.rows_of_constants(label, result.shape[0], tracer.rows):
+            return result
 
         def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
             yield from pulled(Dense(unexpanded(b, value.shape, fold)), value, kind)
 
         if all(old in (1, new) for old, new in zip(value.shape[::-1], result.shape[::-1], strict=False)):
-            self._tap(self._label("repetition", kind), result, build, (), batched=False)
+            self._tap(label, result, build, (), batched=False)
+            tracer.mark(result, BATCHED)
         return result
 
     def _broadcast(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Tracer) -> Any:

@@ -8,12 +8,15 @@ learn the model's structure, and afterwards only for models in which such meetin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from sordina.gradients.nested import tensors_in
 
 MARK = "_sordina_mark"
 
@@ -38,28 +41,21 @@ REPEATING = {"expand", "expand_as", "broadcast_to", "repeat"}
 Meeting = Callable[[Any, Sequence[Any], Mapping[str, Any], "Tracer"], Any]
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among arguments, also inside lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
-        elif isinstance(value, dict):
-            yield from tensors_in(value.values())
+DYNAMIC = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecutive", "nonzero_static", "bincount"}
+"""Operations whose result has a shape that depends on values."""
 
 
 class Tracer(TorchFunctionMode):
     """One forward pass. Marks are kept on the tensors, with the tracer's token: those of other passes do not count."""
 
-    def __init__(self, parameters: Collection[int], meet: Meeting, inputs: Any) -> None:
+    def __init__(self, parameters: Collection[int], meet: Meeting, inputs: Sequence[Tensor], rows: int) -> None:
         super().__init__()
-        self.parameters, self.meet = parameters, meet
+        self.parameters, self.meet, self.rows = parameters, meet, rows
         self.token = object()
         self.suspended = False
-        self.mark(inputs, BATCHED)
-        self.sizes = {size for tensor in tensors_in([inputs]) for size in tensor.shape[:2]}
-        self.counts = {tensor.shape[0] for tensor in tensors_in([inputs]) if tensor.dim()}
+        self.dynamic = ""
+        """The last operation on samples whose result had a shape that depends on values."""
+        self.mark(list(inputs), BATCHED)
 
     def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a layer that is tapped as a whole, whose inside is nobody's business."""
@@ -98,19 +94,31 @@ class Tracer(TorchFunctionMode):
         kinds = [self.kind(tensor) for tensor in tensors_in([*args, *kwargs.values()])]
         free = [kind for kind in kinds if isinstance(kind, Free)]
         if BATCHED in kinds:
+            if _dynamic(func, args):
+                self.dynamic = getattr(func, "__name__", "")
             result = self.meet(func, args, kwargs, self) if free else func(*args, **kwargs)
             self.mark(result, BATCHED)
             return result
         if free and getattr(func, "__name__", "") in REPEATING:
             result = self.meet(func, args, kwargs, self)
-            if result.shape[:1] != args[0].shape[:1] and result.shape[0] in self.sizes:
-                self.mark(result, BATCHED)
+            if self.kind(result) is BATCHED:
                 return result
         else:
             result = func(*args, **kwargs)
         if free and not any(result is value for value in args):
             self.mark(result, _derived(func, args, result, free))
         return result
+
+
+def _dynamic(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the shape of the result depends on the values of the arguments."""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":
+        picks = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(pick, Tensor) and pick.dtype in (torch.bool, torch.uint8) for pick in picks)
+    if name == "repeat_interleave":
+        return len(args) > 1 and isinstance(args[1], Tensor)
+    return name in DYNAMIC or (name == "where" and len(args) == 1)
 
 
 def _derived(func: Any, args: Sequence[Any], result: Any, free: Sequence[Free]) -> Free:

@@ -1,0 +1,281 @@
+"""The calls of a model: each is run in the way its structure allows, and watched.
+
+Before the first call of a kind, the model's structure is learned on made-up rows (`sordina.gradients.structure`), and
+now and then again, at random steps to the end of the run. At other random steps the *removal test* is done on the batch
+itself: one sample is replaced by something very different, and what the model says of the others may not change.
+
+What can be seen from outside? What is decided on made-up rows does not depend on anybody's record. A removal test that
+fails stops the run, and that it fails can depend on the batch. It cannot happen to a model whose samples stay apart;
+of one that mixes there is no guarantee that a failure could break. A batch that does not look as expected (a tensor of
+another shape) is answered one sample at a time, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import SystemRandom
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from sordina.errors import Unsupported
+from sordina.gradients.capture import Recorder
+from sordina.gradients.meeting import Meeting
+from sordina.gradients.nested import described, tensors_in
+from sordina.gradients.one_by_one import Apart, run_apart
+from sordina.gradients.rehearsal import Dims, Snapshot, WithoutChance, aside, replaced, rows_in
+from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words, others_same
+from sordina.gradients.trace import Tracer
+
+CHANCE = SystemRandom()
+STUDY_EVERY, REMOVAL_EVERY = 512, 64
+"""How many calls lie, in the long run, between two looks at the structure and between two removal tests."""
+
+
+class Schedule:
+    """Random times: the first at once, the next soon, then on average every ``every`` calls.
+
+    >>> schedule = Schedule(every=8)
+    >>> schedule.due(), sum(schedule.due() for _ in range(10_000)) > 800
+    (True, True)
+    """
+
+    def __init__(self, every: int, first: int = 1) -> None:
+        self.every, self.window, self.left = every, 1, first
+
+    def due(self) -> bool:
+        """Whether the time has come; to be asked once per call."""
+        self.left -= 1
+        if self.left > 0:
+            return False
+        self.window = min(2 * self.window, self.every)
+        self.left = CHANCE.randint(1, 2 * self.window - 1)
+        return True
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model, as far as a record needs it."""
+
+    value: tuple[Any, Any]
+    structure: Structure
+    rows: int
+    edges: list[GradientEdge | None]
+    """Where the tensors of the result lie in the graph."""
+    apart: Apart | None = None
+    """How to go back, if each sample ran alone."""
+
+
+class Calls:
+    """Runs the model, and keeps its calls since the last record."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recorder: Recorder,
+        meeting: Meeting,
+        parameters: Mapping[str, Tensor],
+        public_buffers: frozenset[str] = frozenset(),
+    ) -> None:
+        self.model, self.recorder, self.meeting = model, recorder, meeting
+        self.forward: Callable[..., Any] = model.forward
+        self.parameters, self.public_buffers = parameters, public_buffers
+        self.made: list[Call] = []
+        self.expected: int | None = None
+        """How many samples the next call has, if somebody knows."""
+        self.removal, self.study = Schedule(REMOVAL_EVERY), Schedule(STUDY_EVERY, first=STUDY_EVERY)
+        self._known: dict[Any, Structure] = {}
+        self._buffers = [
+            (module._buffers, key, f"{name}.{key}" if name else key)
+            for name, module in model.named_modules()
+            for key in module._buffers
+        ]
+        self._running = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass."""
+        if not self.recorder.listening or self._running:
+            return self.forward(*args, **kwargs)
+        self._running = True
+        try:
+            return self._run((args, kwargs))
+        finally:
+            self._running = False
+
+    def _run(self, value: tuple[Any, Any]) -> Any:
+        structure = self._structure(value)
+        rows = rows_in(value, structure.inputs) if structure else 0
+        if not structure or not rows:
+            return self._muted(self.forward, *value[0], **value[1])
+        before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
+        watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
+        apart = None
+        if structure.alone:
+            result, apart = self.run_apart(value, structure, rows)
+        else:
+            result = self.listen(rows, structure.inputs, *value)
+        tensors = list(tensors_in([result]))
+        if len(tensors) != len(structure.outputs):
+            raise Unsupported("the model's result has another form than when its structure was learned.")
+        self._check_buffers(before)
+        if watched is not None:
+            self._check_removal(value, structure, rows, tensors, watched)
+        edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
+        self.made.append(Call(value, structure, rows, edges, apart))
+        return result
+
+    def _structure(self, value: tuple[Any, Any]) -> Structure | None:
+        tensors = list(tensors_in([value]))
+        rows = self.expected
+        if rows is None:
+            rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
+        if not rows:
+            return None
+        kind = (
+            described(value),
+            tuple([(x.dtype, tuple([size == rows for size in x.shape])) for x in tensors]),
+            tuple([parameter.requires_grad for parameter in self.parameters.values()]),
+        )
+        known = self._known.get(kind)
+        if known is None or self.study.due():
+            study = Study(
+                self.model, self.forward, self.listen, self.recorder, self.parameters, self.public_buffers,
+                thorough=known is None, seed=0 if known is None else CHANCE.getrandbits(48),
+            )  # fmt: skip
+            known = self._known[kind] = study.learn(value, rows)
+            if known.alone:
+                self.meeting.tell(
+                    f"{known.alone}: the model runs on one sample at a time, forward and backward, which is exact but slow"
+                )
+        return known
+
+    def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
+        """Each sample alone."""
+        return self._muted(run_apart, self.forward, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
+
+    def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.recorder.muted += 1
+        try:
+            return work(*args, **kwargs)
+        finally:
+            self.recorder.muted -= 1
+
+    def listen(self, rows: int, dims: Dims, args: Any, kwargs: Any) -> Any:
+        """All samples at once, with taps."""
+        recorder = self.recorder
+        if not recorder.learning and not recorder.tracing:
+            return self.forward(*args, **kwargs)
+        inputs = [x for x, dim in zip(tensors_in([args, kwargs]), dims, strict=True) if dim is not None]
+        outer, recorder.tracer = recorder.tracer, Tracer(self.meeting.names.keys(), self.meeting, inputs, rows)
+        try:
+            with recorder.tracer as tracer:
+                result = self.forward(*args, **kwargs)
+            if tracer.dynamic:
+                recorder.dynamic = f"the shape of a tensor depends on values ({tracer.dynamic})"
+            return result
+        finally:
+            recorder.tracer = outer
+
+    def _check_buffers(self, before: Sequence[tuple[Any, int]]) -> None:
+        for (buffers, key, name), (old, version) in zip(self._buffers, before, strict=True):
+            now = buffers.get(key)
+            if (now is not old or getattr(now, "_version", 0) != version) and name not in self.public_buffers:
+                raise Unsupported(kept_words(name))
+
+    def _check_removal(
+        self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
+    ) -> None:
+        """Replace one sample by something very different: the others may not notice."""
+        sample = CHANCE.randrange(rows)
+        other = CHANCE.choice([row for row in range(rows) if row != sample])
+        twin = replaced(value, structure.inputs, sample, other, CHANCE.choice(CHANGES))
+        run = lambda which: list(tensors_in([self.forward(*which[0], **which[1])]))  # noqa: E731
+        with torch.no_grad(), aside(self.model):
+            before.restore()
+            again = self._muted(run, twin)
+            if others_same(tensors, again, structure.outputs, sample, rows):
+                return
+            with WithoutChance():
+                before.restore()
+                first = self._muted(run, value)
+                before.restore()
+                second = self._muted(run, twin)
+        if not others_same(first, second, structure.outputs, sample, rows, rough=2):
+            raise Mixing(
+                "samples mix: replacing one sample changes what the model says of others, so no per-sample bound exists, "
+                f"and none holds for the steps since this began. {ADVICE}"
+            )
+
+
+CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda row: row,
+    lambda row: row * 1e3 + 1e2,
+    lambda row: row * -1e-2,
+    lambda row: torch.full_like(row, float("nan")),
+)
+"""What is done to the row that takes the place of a sample."""
+
+
+def used_outside(losses: Tensor, calls: Sequence[Call], parameters: Mapping[str, Tensor]) -> list[str]:
+    """The parameters that the losses depend on without the model's calls between them."""
+    wanted = {id(parameter): name for name, parameter in parameters.items()}
+    seen: set[Any] = {edge.node for call in calls for edge in call.edges if edge is not None}
+    found = []
+    stack: list[Any] = [losses.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in wanted:
+            found.append(wanted[id(leaf)])
+        stack.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def check_losses_apart(losses: Tensor, calls: Sequence[Call], probes: int = 1) -> None:
+    """Refuse losses of which one depends on another sample's result.
+
+    The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
+    reach their own results only.
+    """
+    rows = len(losses)
+    reached = [
+        (edge, place)
+        for call in calls
+        for edge, place in zip(call.edges, call.structure.outputs, strict=True)
+        if edge is not None
+    ]
+    if rows < 2 or not reached:
+        return
+    silent = _reach(losses, torch.zeros_like(losses), reached)
+    for _ in range(probes):
+        half = torch.tensor(CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1)), device=losses.device)
+        chosen = torch.zeros(rows, dtype=torch.bool, device=losses.device)
+        chosen[half] = True
+        found = _reach(losses, torch.zeros_like(losses).masked_fill(chosen, float("nan")), reached)
+        for hit, before in zip(found, silent, strict=True):
+            if bool((hit & ~before & ~(chosen if len(hit) == rows else torch.zeros_like(hit))).any()):
+                raise Mixing(
+                    "samples mix: the loss of one sample depends on the model's results for others (or on a result that "
+                    f"is not one per sample), so no per-sample bound exists. {ADVICE}"
+                )
+
+
+def _reach(losses: Tensor, spread: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> list[Tensor]:
+    """For each result the samples whose rows a gradient reaches; for one that is not per sample, whether any does."""
+    edges: list[Any] = [edge for edge, _ in reached]
+    answers = torch.autograd.grad(losses, edges, spread, retain_graph=True, allow_unused=True)
+    found = []
+    for answer, (_, place) in zip(answers, reached, strict=True):
+        if answer is None:
+            found.append(torch.zeros(len(losses), dtype=torch.bool, device=losses.device))
+        elif place is None or answer.shape[place.dim] % len(losses):
+            found.append((answer != 0).any()[None].expand(len(losses) + 1))
+        else:
+            found.append((answer != 0).movedim(place.dim, 0).reshape(len(losses), -1).any(1))
+    return found

@@ -1,0 +1,205 @@
+"""One sample at a time: always exact, whatever the model does, because no two samples ever meet.
+
+The model runs on each sample alone. The user gets the results put together, cut off from the graphs behind them. One
+backward pass through the loss gives the gradient of every sample's result; from there each sample goes back alone,
+through a graph that holds nobody else. A value that is not finite stays with its sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordina.errors import Unsupported
+from sordina.gradients.layers.fold import widen
+from sordina.gradients.nested import changed, tensors_in
+from sordina.gradients.rehearsal import Dims, part
+from sordina.gradients.terms import Dense, Term
+from sordina.gradients.weights import Weights
+
+KEPT_BYTES = 1 << 28
+"""Per-sample gradients of up to this size are written down; larger ones are computed again when asked for."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the samples lie in a tensor."""
+
+    dim: int
+    single: bool
+    """Whether each sample has one row there; if not, several that lie next to one another."""
+
+
+Placements = tuple[Placement | None, ...]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A forward pass of each sample alone."""
+
+    parts: list[list[Tensor]]
+    """By sample the tensors of the result, with their graphs."""
+    border: list[Tensor]
+    """The same put together, without a graph behind them."""
+    placements: Placements
+
+    def pieces(self, gradients: Sequence[Tensor | None]) -> list[Piece]:
+        """By sample its results and their gradients, from the ``gradients`` of the tensors at the border."""
+        pieces: list[Piece] = [Piece() for _ in self.parts]
+        for number, (placement, gradient) in enumerate(zip(self.placements, gradients, strict=True)):
+            if gradient is None:
+                continue
+            if placement is None:
+                raise Unsupported(NOT_PER_SAMPLE)
+            start = 0
+            for piece, tensors in zip(pieces, self.parts, strict=True):
+                size = tensors[number].shape[placement.dim]
+                if tensors[number].requires_grad:
+                    piece.outputs.append(tensors[number])
+                    piece.gradients.append(gradient.narrow(placement.dim, start, size))
+                start += size
+        return pieces
+
+
+NOT_PER_SAMPLE = (
+    "samples mix: the losses depend on a result of the model that is not one per sample (a mean over the batch, a "
+    "load-balancing term), so no per-sample bound exists. Compute it per sample, or leave it out."
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a backward pass starts from."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+
+
+def run_apart(
+    forward: Callable[..., Any], value: tuple[Any, Any], dims: Dims, rows: int, placements: Placements
+) -> tuple[Any, Apart]:
+    """The model's result on ``rows`` samples, each run alone, and how to go back from it."""
+    results = []
+    for row in range(rows):
+        args, kwargs = part(value, dims, row)
+        results.append(forward(*args, **kwargs))
+    parts = [list(tensors_in([result])) for result in results]
+    if any(len(tensors) != len(placements) for tensors in parts):
+        raise Unsupported("the model's result has another form than when its structure was learned.")
+    border = [_together([tensors[n] for tensors in parts], place) for n, place in enumerate(placements)]
+    whole = iter(border)
+    return changed(results[0], lambda _: next(whole).clone()), Apart(parts, border, placements)
+
+
+def _together(tensors: list[Tensor], placement: Placement | None) -> Tensor:
+    if placement is not None:
+        whole = torch.cat([tensor.detach() for tensor in tensors], placement.dim)
+    elif tensors[0].dim() == 0 and tensors[0].is_floating_point():
+        whole = torch.stack([tensor.detach() for tensor in tensors]).mean()
+    else:
+        whole = tensors[0].detach().clone()
+    return whole.requires_grad_(any(tensor.requires_grad for tensor in tensors))
+
+
+class Backwards:
+    """Gradients of all parameters, one unit after the other."""
+
+    def __init__(self, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
+        self.pieces, self.parameters = pieces, parameters
+        self._norms: dict[str, Tensor] | None = None
+        self._sums: tuple[Weights, dict[str, Tensor]] | None = None
+
+    def unit(self, place: int, only: str | None = None) -> dict[str, Tensor]:
+        """The gradients of one unit by parameter, flat; those that are zero for certain are left out."""
+        piece = self.pieces[place]
+        wanted = self.parameters if only is None else {only: self.parameters[only]}
+        if not piece.outputs:
+            return {}
+        found = torch.autograd.grad(
+            piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
+        )
+        return {name: widen(each).flatten() for name, each in zip(wanted, found, strict=True) if each is not None}
+
+    def terms(self) -> dict[str, Term]:
+        """By parameter the term of all units."""
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters.values())
+        if size * len(self.pieces) > KEPT_BYTES:
+            return {name: Alone(self, name) for name in self.parameters}
+        kept = {
+            name: widen(parameter.detach().new_empty(0)).new_zeros(len(self.pieces), parameter.numel())
+            for name, parameter in self.parameters.items()
+        }
+        for place in range(len(self.pieces)):
+            for name, gradient in self.unit(place).items():
+                kept[name][place] = gradient
+        return {name: Dense(vectors) for name, vectors in kept.items()}
+
+    def norms(self, name: str) -> Tensor:
+        """Of all parameters at once, in one pass over the units."""
+        if self._norms is None:
+            like = widen(next(iter(self.parameters.values())).detach().new_empty(0))
+            self._norms = {key: like.new_zeros(len(self.pieces)) for key in self.parameters}
+            for place in range(len(self.pieces)):
+                for key, gradient in self.unit(place).items():
+                    self._norms[key][place] = torch.linalg.vector_norm(gradient)
+        return self._norms[name]
+
+    def sums(self, weights: Weights, name: str) -> Tensor:
+        """The weighted sums of all parameters at once; a unit of weight zero takes no part at all."""
+        if self._sums is None or self._sums[0] is not weights:
+            like = weights.rows
+            sums = {key: like.new_zeros(len(like), each.numel()) for key, each in self.parameters.items()}
+            for place in like.any(0).nonzero().flatten().tolist():
+                for key, gradient in self.unit(place).items():
+                    sums[key].addr_(like[:, place], gradient.to(like))
+            self._sums = (weights, sums)
+        return self._sums[1][name]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The vectors of one parameter, computed whenever they are asked for."""
+
+    backwards: Backwards
+    name: str
+
+    @property
+    def units(self) -> int:
+        """How many vectors."""
+        return len(self.backwards.pieces)
+
+    def norms(self) -> Tensor:
+        """One backward pass per unit, for all parameters."""
+        return self.backwards.norms(self.name)
+
+    def project(self, direction: Tensor) -> Tensor:
+        """One backward pass per unit."""
+        return torch.stack([row @ direction.reshape(-1) for row in self.rows(slice(0, self.units))])
+
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """One backward pass per unit that takes part, for all parameters and queries."""
+        out.copy_(self.backwards.sums(weights, self.name))
+
+    def rows(self, where: slice) -> Tensor:
+        """Some of the vectors, written down."""
+        parameter = self.backwards.parameters[self.name]
+        nothing = torch.zeros_like(widen(parameter.detach())).flatten()
+        found = [self.backwards.unit(place, self.name) for place in range(self.units)[where]]
+        return torch.stack([each.get(self.name, nothing) for each in found])
+
+
+def folded(pieces: Sequence[Piece], rows_per_unit: int) -> list[Piece]:
+    """The pieces of rows as pieces of units."""
+    if rows_per_unit == 1:
+        return list(pieces)
+    return [
+        Piece(
+            [output for piece in pieces[start : start + rows_per_unit] for output in piece.outputs],
+            [gradient for piece in pieces[start : start + rows_per_unit] for gradient in piece.gradients],
+        )
+        for start in range(0, len(pieces), rows_per_unit)
+    ]

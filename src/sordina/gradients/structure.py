@@ -1,0 +1,478 @@
+"""Learning a model's structure: where the samples lie in every tensor, and whether samples stay apart.
+
+Nothing is taken from a real batch but the shapes and kinds of the arguments. The model runs on synthetic rows
+(`sordina.gradients.rehearsal`), with its parameters moved at random:
+
+1. in two batch sizes. What grows with the batch is the dimension of the samples, in every tapped tensor and result;
+2. on each sample alone. A sample whose result is another one in company *mixes* with others, with or without a
+   gradient between them, and no per-sample bound exists: refused;
+3. with one sample replaced by something very different (a thousand times as large, not a number): the results of the
+   others may not change;
+4. after two different batches: what the model then says of a third may not differ, or it keeps data between batches;
+5. the engine's norms and sums of every parameter, with random gradients at the results, are held against autograd on
+   each sample alone. Where they differ, where a gradient vanishes for all samples, and where the shape of a tensor
+   depends on values, the engine does not guess: the model runs one sample at a time from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordina.errors import Unsupported
+from sordina.gradients.capture import Recorder, Tap
+from sordina.gradients.graph import crossed
+from sordina.gradients.harvest import terms_of
+from sordina.gradients.nested import tensors_in
+from sordina.gradients.one_by_one import Placement, Placements
+from sordina.gradients.rehearsal import MAKERS, Dims, Maker, Snapshot, WithoutChance, aside, made, moved, part, replaced
+from sordina.gradients.terms import Term
+from sordina.gradients.weights import Weights
+
+Key = tuple[str, int]
+SIZES = (3, 5, 7, 11, 13, 17, 19, 23)
+"""Odd batch sizes to try a model with; those that occur among the sizes of its inputs are left out."""
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
+"""How far two computations of the same value may differ, relative to its size; a tenth for shorter numbers."""
+DOUBLE_LIMIT = 20_000_000
+"""Models of up to so many parameters are studied in double precision."""
+ADVICE = "Remove what looks across the batch (batch statistics, contrastive terms, load balancing)."
+
+
+class Mixing(Unsupported):
+    """The loss or result of one sample depends on other samples."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is known about one way to call the model."""
+
+    inputs: Dims
+    outputs: Placements
+    taps: Mapping[Key, Placement | None]
+    """By the key of a tap where its samples lie; None where samples take no part."""
+    passed: frozenset[Key]
+    """The keys of taps below which the backward pass always goes on."""
+    alone: str = ""
+    """Why the model must run one sample at a time; empty if it need not."""
+
+    def fits(self, taps: Sequence[Tap], rows: int) -> bool:
+        """Whether the taps of a forward pass over ``rows`` samples are as expected."""
+        return not self.alone and all(self._fits(tap, rows) for tap in taps)
+
+    def _fits(self, tap: Tap, rows: int) -> bool:
+        if tap.build is None:
+            return True
+        place = self.taps.get(tap.key, MISSING)
+        if place is None:
+            return not tap.batched
+        size = tap.shape[place.dim] if place.dim < len(tap.shape) else 0
+        return (size == rows if place.single else size > 0 and size % rows == 0) and tap.intact()
+
+
+MISSING = Placement(99, True)
+
+
+@dataclass
+class Study:
+    """One way to call a model, under study; `learn` is the way to it."""
+
+    model: nn.Module
+    forward: Callable[..., Any]
+    """The model's own forward pass."""
+    listen: Callable[..., Any]
+    """The same with taps; called with the number of samples, their dimensions, arguments and keyword arguments."""
+    recorder: Recorder
+    parameters: Mapping[str, Tensor]
+    public_buffers: frozenset[str]
+    thorough: bool = True
+    """Whether to look for data kept between batches, and for what replaced samples do."""
+    seed: int = 0
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def learn(self, value: tuple[Any, Any], rows: int) -> Structure:
+        """The structure of calls with arguments like ``value``, which hold ``rows`` samples."""
+        mixing: Mixing | None = None
+        failure: Exception | None = None
+        for dims in _options(value, rows):
+            silent: Structure | None = None
+            for maker, double in self._ways():
+                try:
+                    found, spoke = self._tried(value, dims, maker, double)
+                except Mixing as error:
+                    mixing = mixing or error
+                    break
+                except Unsupported:
+                    raise
+                except Exception as error:
+                    failure = failure or error
+                    continue
+                if spoke:
+                    return found
+                silent = silent or found
+            if silent is not None:
+                return silent
+        if mixing is not None:
+            raise mixing
+        raise Unsupported(
+            "the model cannot be run on a few samples, or on one alone "
+            f"({type(failure).__name__} on made-up rows), so it cannot be seen that samples stay apart. Arguments must "
+            "be tensors (in lists, tuples, dictionaries or dataclasses) with the samples along one dimension, and any "
+            "number of samples must be possible."
+        ) from failure
+
+    def _ways(self) -> Iterator[tuple[Maker, bool]]:
+        """How to make rows, and whether in double precision: it shows more, but not every model can, or is small."""
+        double = sum(parameter.numel() for parameter in self.model.parameters()) <= DOUBLE_LIMIT
+        for maker in MAKERS:
+            if double:
+                yield maker, True
+            yield maker, False
+
+    def _tried(self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool) -> tuple[Structure, bool]:
+        few, many = _sizes(value)
+        made_up = partial(made, value, dims, maker=maker, generator=self.generator, double=double)
+        with (
+            moved(self.model, self.generator, double),
+            aside(self.model) as snapshot,
+            WithoutChance(),
+            torch.enable_grad(),
+            self._unheard(),
+        ):
+            return Trial(self, dims, few, made_up(rows=few), snapshot).run(many, made_up(rows=many))
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        """What was recorded before is kept, what is recorded now is not."""
+        taps, self.recorder.taps = self.recorder.taps, []
+        self.recorder.learning = True
+        try:
+            yield
+        finally:
+            self.recorder.taps, self.recorder.learning = taps, False
+
+    def heard(self, rows: int, dims: Dims, value: tuple[Any, Any]) -> tuple[Any, list[Tap]]:
+        """A forward pass with taps."""
+        self.recorder.taps = []
+        result = self.listen(rows, dims, *value)
+        taps, self.recorder.taps = self.recorder.taps, []
+        return result, taps
+
+    def plain(self, value: tuple[Any, Any]) -> list[Tensor]:
+        """The tensors of the result of a forward pass without taps."""
+        self.recorder.muted += 1
+        try:
+            return list(tensors_in([self.forward(*value[0], **value[1])]))
+        finally:
+            self.recorder.muted -= 1
+
+
+@dataclass
+class Trial:
+    """The model on one synthetic batch of a few samples."""
+
+    study: Study
+    dims: Dims
+    rows: int
+    value: tuple[Any, Any]
+    snapshot: Snapshot
+
+    def run(self, many: int, larger: tuple[Any, Any]) -> tuple[Structure, bool]:
+        """The structure, and whether every parameter's gradient has spoken."""
+        self.study.recorder.dynamic = ""
+        result, taps = self._fresh(lambda: self.study.heard(many, self.dims, larger))
+        wide, shapes = list(tensors_in([result])), _shapes(taps)
+        self._check_buffers()
+        del result, taps
+        result, taps = self._fresh(lambda: self.study.heard(self.rows, self.dims, self.value))
+        outputs = list(tensors_in([result]))
+        apart = [
+            self._fresh(lambda row=row: self.study.plain(part(self.value, self.dims, row))) for row in range(self.rows)
+        ]
+        placements = self._placements(outputs, wide, apart, many)
+        self._compare(outputs, apart, placements)
+        if self.study.thorough:
+            self._check_replaced(outputs, placements)
+            self._check_memory(larger)
+        places = _places(_shapes(taps), shapes, self.rows, many, {tap.key for tap in taps if not tap.any_dim})
+        structure = Structure(self.dims, placements, places, frozenset())
+        passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
+        why = self.study.recorder.dynamic or differs
+        if not spoke:
+            why = why or "a parameter's gradient vanishes on all rows tried"
+        return replace(structure, passed=passed, alone=why), spoke
+
+    def _fresh(self, work: Callable[[], Any]) -> Any:
+        self.snapshot.restore()
+        return work()
+
+    def _check_buffers(self) -> None:
+        public = self.study.public_buffers
+        secret = [name for name in self.snapshot.changed_buffers() if name not in public]
+        if secret:
+            raise Unsupported(kept_words(secret[0]))
+
+    def _placements(self, few: Sequence[Tensor], many: Sequence[Tensor], one: Sequence[Any], size: int) -> Placements:
+        if any(len(each) != len(few) for each in (many, *one)):
+            raise Mixing(f"samples mix: the form of the model's result depends on how many samples there are. {ADVICE}")
+        found: list[Placement | None] = []
+        for number, tensor in enumerate(few):
+            place = _grown(tensor.shape, many[number].shape, self.rows, size)
+            single = [each[number].shape for each in one]
+            if place is not None and any(
+                shape[place.dim] * self.rows != tensor.shape[place.dim]
+                or _without(shape, place.dim) != _without(tensor.shape, place.dim)
+                for shape in single
+            ):
+                place = None
+            found.append(place)
+        return tuple(found)
+
+    def _compare(self, together: Sequence[Tensor], apart: Sequence[Sequence[Tensor]], places: Placements) -> None:
+        for number, (tensor, place) in enumerate(zip(together, places, strict=True)):
+            if place is None:
+                continue
+            alone = torch.cat([tensors[number].detach() for tensors in apart], place.dim)
+            if not close(tensor.detach(), alone, place.dim):
+                raise Mixing(
+                    "samples mix: on made-up rows, the model says something else of a sample in company than alone, so "
+                    f"no per-sample bound exists. {ADVICE}"
+                )
+
+    def _check_replaced(self, outputs: Sequence[Tensor], places: Placements) -> None:
+        for change in (lambda row: row * 1e3 + 1e2, lambda row: torch.full_like(row, float("nan"))):
+            value = replaced(self.value, self.dims, 0, 1, change)
+            with torch.no_grad():
+                others = self._fresh(lambda value=value: self.study.plain(value))
+            if not others_same(outputs, others, places, 0, self.rows):
+                raise Mixing(
+                    "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
+                    f"per-sample bound exists. {ADVICE}"
+                )
+
+    def _check_memory(self, larger: tuple[Any, Any]) -> None:
+        with torch.no_grad():
+            first, second = (self._after(each) for each in (larger, part(self.value, self.dims, 0, 2)))
+        for one, two in zip(first, second, strict=True):
+            if one.shape != two.shape or not close(one, two, None):
+                raise Unsupported(
+                    "the model keeps data between batches: what it says of a batch depends on the batch before, so "
+                    "what one record changes has no bound. Remove the memory (queues, running averages, caches)."
+                )
+
+    def _after(self, before: tuple[Any, Any]) -> list[Tensor]:
+        self._fresh(lambda: self.study.plain(before))
+        return self.study.plain(self.value)
+
+    def _gradients(
+        self, structure: Structure, outputs: Sequence[Tensor], taps: list[Tap], apart: Sequence[Sequence[Tensor]]
+    ) -> tuple[frozenset[Key], str, bool]:
+        """The taps a backward pass goes through, which parameter's answers are wrong, and whether all of them spoke."""
+        study, nothing = self.study, frozenset[Key]()
+        spread = [_random(tensor, study.generator) for tensor in outputs]
+        chosen = [
+            (tensor * weight).movedim(place.dim, 0).reshape(self.rows, -1).sum(1)
+            for tensor, weight, place in zip(outputs, spread, structure.outputs, strict=True)
+            if place is not None and tensor.requires_grad
+        ]
+        if not chosen:
+            raise Unsupported("no result of the model has one row (or several) per sample and depends on a parameter.")
+        losses = torch.stack(chosen).sum(0)
+        truth = Truth(study.parameters, torch.randn(self.rows, generator=study.generator, dtype=torch.float64))
+        for row, tensors in enumerate(apart):
+            truth.add(row, self._piece(row, tensors, structure.outputs, spread))
+        if not structure.fits(taps, self.rows):
+            return nothing, "a layer is used on rows that are not samples", True
+        passed = _passed(losses, taps, structure.taps)
+        terms = terms_of(losses, taps, structure.taps, passed, study.parameters, self.rows, 1)
+        return passed, truth.differing(terms), truth.spoke
+
+    def _piece(
+        self, row: int, tensors: Sequence[Tensor], places: Placements, spread: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        chosen = [
+            (tensor, weight.narrow(place.dim, row * tensor.shape[place.dim], tensor.shape[place.dim]))
+            for tensor, place, weight in zip(tensors, places, spread, strict=True)
+            if place is not None and tensor.requires_grad
+        ]
+        return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
+
+
+class Truth:
+    """Norms and a weighted sum of the gradients of samples that ran alone, by parameter."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], weights: Tensor) -> None:
+        self.parameters, self.weights = parameters, weights
+        self.norms = {name: torch.zeros(len(weights), dtype=torch.float64) for name in parameters}
+        self.sums: dict[str, Tensor] = {}
+        self.met: set[str] = set()
+
+    def add(self, row: int, piece: tuple[list[Tensor], list[Tensor]]) -> None:
+        """Go back from a sample's results."""
+        if not piece[0]:
+            return
+        found = torch.autograd.grad(piece[0], list(self.parameters.values()), piece[1], allow_unused=True)
+        for name, gradient in zip(self.parameters, found, strict=True):
+            if gradient is None:
+                continue
+            self.met.add(name)
+            self.norms[name][row] = float(torch.linalg.vector_norm(gradient.double()))
+            weighted = gradient.flatten() * float(self.weights[row])
+            self.sums[name] = self.sums[name] + weighted if name in self.sums else weighted
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the gradient of every parameter that was used is finite, and not zero for all samples."""
+        return all(bool(self.norms[name].any()) and bool(self.norms[name].isfinite().all()) for name in self.met)
+
+    def differing(self, terms: Mapping[str, Term]) -> str:
+        """The first parameter of which ``terms`` say something else."""
+        size = float(torch.stack(list(self.norms.values())).square().sum(0).sqrt().max())
+        for name, parameter in self.parameters.items():
+            term, norms = terms.get(name), self.norms[name]
+            tolerance = TOLERANCE.get(parameter.dtype, 0.1)
+            slack = tolerance * norms + 1e-3 * tolerance * size
+            if term is None:
+                if bool((norms > slack).any()):
+                    return f"parameter {name!r} is used in a way no rule covers"
+                continue
+            said = term.norms().double()
+            wrong = (said < norms - slack) | (said > norms * 1.1 + slack)
+            if bool(wrong.any()) or not self._same_sum(name, term, float(slack.sum())):
+                return f"the rule for parameter {name!r} does not hold as it is used here"
+        return ""
+
+    def _same_sum(self, name: str, term: Term, slack: float) -> bool:
+        like = term.norms()
+        out = like.new_empty(1, self.parameters[name].numel())
+        term.contract(Weights(self.weights.to(like)[None]), out)
+        expected = self.sums.get(name)
+        gap = out[0] if expected is None else out[0] - expected.to(like)
+        return float(torch.linalg.vector_norm(gap)) <= 3 * slack
+
+
+def kept_words(name: str) -> str:
+    """Why a buffer that changes is refused."""
+    return (
+        f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, if "
+        "what it holds does not depend on the data (a count of steps), name it in public_buffers=."
+    )
+
+
+def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = None) -> bool:
+    """Whether two results are the same up to rounding, sample by sample along ``dim``; what is not finite must agree."""
+    if one.shape != two.shape:
+        return False
+    if torch.equal(one, two):
+        return True
+    if not one.is_floating_point() or not one.dim():
+        return one.is_floating_point() and close(one[None], two[None], 0, tolerance)
+    tolerance = TOLERANCE.get(one.dtype, 0.1) if tolerance is None else tolerance
+    a, b = (x.detach().double().movedim(dim or 0, 0).flatten(min(1, x.dim() - 1)) for x in (one, two))
+    gaps = (a - b).abs().masked_fill((a == b) | ((a != a) & (b != b)), 0)
+    sizes = torch.where(a.isfinite() & b.isfinite(), torch.maximum(a.abs(), b.abs()), 0)
+    rows = sizes.amax(-1, keepdim=True) if a.dim() > 1 and a.shape[-1] else sizes
+    largest = float(sizes.max()) if sizes.numel() else 0.0
+    return bool((gaps <= tolerance * rows + 1e-3 * tolerance * largest).all())
+
+
+def others_same(
+    before: Sequence[Tensor], after: Sequence[Tensor], places: Placements, sample: int, rows: int, rough: float = 1.0
+) -> bool:
+    """Whether the results of all samples but ``sample`` are the same."""
+    if len(before) != len(after):
+        return False
+    for one, two, place in zip(before, after, places, strict=True):
+        if place is None:
+            continue
+        if one.shape != two.shape:
+            return False
+        size = one.shape[place.dim] // rows
+        others = [row for row in range(one.shape[place.dim]) if row // size != sample] if size else []
+        index = torch.tensor(others, dtype=torch.long, device=one.device)
+        a, b = (x.detach().index_select(place.dim, index) for x in (one, two))
+        if not close(a, b, place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):
+            return False
+    return True
+
+
+def _options(value: tuple[Any, Any], rows: int) -> Iterator[Dims]:
+    """For each tensor of the arguments the dimensions in which the samples may lie, most likely first."""
+    choices: list[list[int | None]] = []
+    for tensor in tensors_in([value]):
+        dims: list[int | None] = [dim for dim, size in enumerate(tensor.shape) if size == rows]
+        choices.append([*dims, None])
+    options = (dims for dims in product(*choices) if any(dim is not None for dim in dims))
+    return islice(options, 12)
+
+
+def _sizes(value: tuple[Any, Any]) -> tuple[int, int]:
+    taken = {size for tensor in tensors_in([value]) for size in tensor.shape}
+    few, many, *_ = [*(size for size in SIZES if size not in taken), 29, 31]
+    return few, many
+
+
+def _shapes(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:
+    shapes: dict[Key, list[torch.Size]] = {}
+    for tap in taps:
+        if tap.build is not None:
+            shapes.setdefault(tap.key, []).append(tap.shape)
+    return shapes
+
+
+def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> Placement | None:
+    """The dimension that grew from a multiple of ``a`` to the same multiple of ``b``, if all others are equal."""
+    if len(few) != len(many):
+        return None
+    other = [dim for dim, (one, two) in enumerate(zip(few, many, strict=True)) if one != two]
+    if len(other) != 1:
+        return None
+    dim = other[0]
+    if few[dim] % a or few[dim] // a * b != many[dim]:
+        return None
+    return Placement(dim, few[dim] == a)
+
+
+def _places(
+    few: Mapping[Key, list[torch.Size]], many: Mapping[Key, list[torch.Size]], a: int, b: int, first: set[Key]
+) -> dict[Key, Placement | None]:
+    """Where the samples lie in the taps; those of ``first`` must have them in the first dimension."""
+    found: dict[Key, Placement | None] = {}
+    for key, shapes in few.items():
+        others = many.get(key, [])
+        if len(others) != len(shapes):
+            found[key] = None
+            continue
+        places = {_grown(one, two, a, b) for one, two in zip(shapes, others, strict=True)}
+        dims = {place.dim for place in places if place is not None}
+        if None in places or len(dims) != 1 or (key in first and dims != {0}):
+            found[key] = None
+        else:
+            found[key] = Placement(dims.pop(), all(place is not None and place.single for place in places))
+    return found
+
+
+def _passed(losses: Tensor, taps: Sequence[Tap], places: Mapping[Key, Placement | None]) -> frozenset[Key]:
+    used = [tap.edge if tap.build and places[tap.key] is not None else None for tap in taps]
+    through = crossed(losses, used)
+    ends = {tap.key for place, tap in enumerate(taps) if place not in through or len(tap.shape) < 3}
+    return frozenset(tap.key for tap in taps if tap.key not in ends)
+
+
+def _without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+    return tuple(size for place, size in enumerate(shape) if place != dim)
+
+
+def _random(like: Tensor, generator: torch.Generator) -> Tensor:
+    kind = like.dtype if like.is_floating_point() else torch.float32
+    return torch.randn(like.shape, generator=generator).to(like.device, kind)
