@@ -27,7 +27,7 @@ from sordina.gradients.meeting import Meeting
 from sordina.gradients.nested import described, tensors_in
 from sordina.gradients.one_by_one import Apart, run_apart
 from sordina.gradients.rehearsal import Dims, Snapshot, WithoutChance, aside, replaced, rows_in
-from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words, others_same
+from sordina.gradients.structure import ADVICE, CHANGES, Mixing, Structure, Study, kept_words, others_same
 from sordina.gradients.trace import Tracer
 
 CHANCE = SystemRandom()
@@ -148,7 +148,8 @@ class Calls:
             known = self._known[kind] = study.learn(value, rows)
             if known.alone:
                 self.meeting.tell(
-                    f"{known.alone}: the model runs on one sample at a time, forward and backward, which is exact but slow"
+                    f"{known.alone}: the model runs on one sample at a time, forward and backward, which is exact but "
+                    "slow"
                 )
         return known
 
@@ -205,18 +206,9 @@ class Calls:
                 second = self._muted(run, twin)
         if not others_same(first, second, structure.outputs, sample, rows, rough=2):
             raise Mixing(
-                "samples mix: replacing one sample changes what the model says of others, so no per-sample bound exists, "
-                f"and none holds for the steps since this began. {ADVICE}"
+                "samples mix: replacing one sample changes what the model says of others, so no per-sample bound "
+                f"exists, and none holds for the steps since this began. {ADVICE}"
             )
-
-
-CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda row: row,
-    lambda row: row * 1e3 + 1e2,
-    lambda row: row * -1e-2,
-    lambda row: torch.full_like(row, float("nan")),
-)
-"""What is done to the row that takes the place of a sample."""
 
 
 def used_outside(losses: Tensor, calls: Sequence[Call], parameters: Mapping[str, Tensor]) -> list[str]:
@@ -261,8 +253,8 @@ def check_losses_apart(losses: Tensor, calls: Sequence[Call], probes: int = 1) -
         for hit, before in zip(found, silent, strict=True):
             if bool((hit & ~before & ~(chosen if len(hit) == rows else torch.zeros_like(hit))).any()):
                 raise Mixing(
-                    "samples mix: the loss of one sample depends on the model's results for others (or on a result that "
-                    f"is not one per sample), so no per-sample bound exists. {ADVICE}"
+                    "samples mix: the loss of one sample depends on the model's results for others (or on a result "
+                    f"that is not one per sample), so no per-sample bound exists. {ADVICE}"
                 )
 
 

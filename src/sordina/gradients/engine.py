@@ -120,8 +120,8 @@ class Engine:
         calls, taps = self._calls.made, self._recorder.taps
         if not calls:
             raise InvalidInput(
-                "the losses were not computed by calling the model that the engine listens to, in training mode and with "
-                "gradients: call model(...) itself, not its parts, before each record."
+                "the losses were not computed by calling the model that the engine listens to, in training mode and "
+                "with gradients: call model(...) itself, not its parts, before each record."
             )
         self.clear()
         if outside := used_outside(losses, calls, self._parameters):
@@ -133,7 +133,7 @@ class Engine:
             check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
         rows = units * rows_per_unit
-        if units == 1:
+        if units == 1 and not any(call.apart for call in calls):
             return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters).terms()
         if len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows):
             structure = calls[0].structure

@@ -43,7 +43,8 @@ def terms_of(
 
     def build(tap: Tap, gradient: Tensor) -> Iterable[tuple[Tensor, Term]]:
         place = places[tap.key]
-        assert place is not None and tap.build is not None
+        assert place is not None
+        assert tap.build is not None
         fold = Fold(units, tap.shape[place.dim] // rows * rows_per_unit, place.dim)
         return tap.build(gradient if gradient.shape == tap.shape else gradient.view(tap.shape), fold)
 

@@ -17,9 +17,9 @@ from sordina.gradients.blocks import Pulled
 from sordina.gradients.capture import Recorder
 from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.lookup import Lookup
+from sordina.gradients.nested import tensors_in
 from sordina.gradients.sampled import Operation, Sampled
 from sordina.gradients.terms import Dense, Term, outer
-from sordina.gradients.nested import tensors_in
 from sordina.gradients.trace import BATCHED, REPEATING, Free, Tracer
 
 ARITHMETIC = {
@@ -61,9 +61,7 @@ class Meeting:
             return self._table(func, args, kwargs, kinds[1])
         return self._any(func, name, args, kwargs, tracer)
 
-    def _repeated(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Free, tracer: Tracer
-    ) -> Any:
+    def _repeated(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Free, tracer: Tracer) -> Any:
         """A copy for every sample, if it is that."""
         value: Tensor = args[0]
         result = func(*args, **kwargs)

@@ -1,8 +1,9 @@
-"""Tensors inside nested arguments and results: lists, tuples, mappings, dataclasses, and objects that behave like them."""
+"""Tensors inside nested arguments and results: lists, tuples, mappings and dataclasses."""
 
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -57,8 +58,8 @@ def _mapping(value: Any, items: dict[Any, Any]) -> Any:
     if type(value) is dict:
         return items
     twin = copy.copy(value)
-    if hasattr(twin, "data") and isinstance(twin.data, dict) and twin.data is getattr(value, "data", None):
-        twin.data = dict(twin.data)
+    if isinstance(value, UserDict):
+        twin.data = dict(value.data)
     for key, each in items.items():
         twin[key] = each
     return twin

@@ -17,6 +17,7 @@ from torch import Tensor
 from sordina.errors import Unsupported
 from sordina.gradients.layers.fold import widen
 from sordina.gradients.nested import changed, tensors_in
+from sordina.gradients.norms import Estimate, squared_lengths
 from sordina.gradients.rehearsal import Dims, part
 from sordina.gradients.terms import Dense, Term
 from sordina.gradients.weights import Weights
@@ -110,8 +111,8 @@ class Backwards:
 
     def __init__(self, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
         self.pieces, self.parameters = pieces, parameters
-        self._norms: dict[str, Tensor] | None = None
-        self._sums: tuple[Weights, dict[str, Tensor]] | None = None
+        self._squares: dict[str, Tensor] | None = None
+        self._sums: tuple[Tensor, dict[str, Tensor]] | None = None
 
     def unit(self, place: int, only: str | None = None) -> dict[str, Tensor]:
         """The gradients of one unit by parameter, flat; those that are zero for certain are left out."""
@@ -138,24 +139,22 @@ class Backwards:
                 kept[name][place] = gradient
         return {name: Dense(vectors) for name, vectors in kept.items()}
 
-    def norms(self, name: str) -> Tensor:
-        """Of all parameters at once, in one pass over the units."""
-        if self._norms is None:
-            like = widen(next(iter(self.parameters.values())).detach().new_empty(0))
-            self._norms = {key: like.new_zeros(len(self.pieces)) for key in self.parameters}
+    def squares(self, name: str) -> Tensor:
+        """The squared norms of all units; of all parameters at once, in one pass over the units."""
+        if self._squares is None:
+            self._squares = {key: torch.zeros(len(self.pieces), dtype=torch.float64) for key in self.parameters}
             for place in range(len(self.pieces)):
                 for key, gradient in self.unit(place).items():
-                    self._norms[key][place] = torch.linalg.vector_norm(gradient)
-        return self._norms[name]
+                    self._squares[key][place] = squared_lengths(gradient[None])[0]
+        return self._squares[name].to(self.parameters[name].device)
 
-    def sums(self, weights: Weights, name: str) -> Tensor:
+    def sums(self, weights: Tensor, name: str) -> Tensor:
         """The weighted sums of all parameters at once; a unit of weight zero takes no part at all."""
-        if self._sums is None or self._sums[0] is not weights:
-            like = weights.rows
-            sums = {key: like.new_zeros(len(like), each.numel()) for key, each in self.parameters.items()}
-            for place in like.any(0).nonzero().flatten().tolist():
+        if self._sums is None or not torch.equal(self._sums[0], weights):
+            sums = {key: weights.new_zeros(len(weights), each.numel()) for key, each in self.parameters.items()}
+            for place in weights.any(0).nonzero().flatten().tolist():
                 for key, gradient in self.unit(place).items():
-                    sums[key].addr_(like[:, place], gradient.to(like))
+                    sums[key].addr_(weights[:, place], gradient.to(weights))
             self._sums = (weights, sums)
         return self._sums[1][name]
 
@@ -166,30 +165,46 @@ class Alone:
 
     backwards: Backwards
     name: str
+    which: Tensor | None = None
+    """The units that are meant; None stands for all."""
 
     @property
     def units(self) -> int:
         """How many vectors."""
-        return len(self.backwards.pieces)
+        return len(self.backwards.pieces) if self.which is None else len(self.which)
 
-    def norms(self) -> Tensor:
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return widen(self.backwards.parameters[self.name].detach().new_empty(0)).dtype
+
+    def estimate(self) -> Estimate:
         """One backward pass per unit, for all parameters."""
-        return self.backwards.norms(self.name)
+        squares = self.backwards.squares(self.name)
+        return Estimate(squares if self.which is None else squares[self.which])
 
     def project(self, direction: Tensor) -> Tensor:
         """One backward pass per unit."""
-        return torch.stack([row @ direction.reshape(-1) for row in self.rows(slice(0, self.units))])
+        flat, places = direction.reshape(-1), range(self.units)
+        return torch.cat([self.rows(slice(place, place + 1)) @ flat for place in places])
 
     def contract(self, weights: Weights, out: Tensor) -> None:
         """One backward pass per unit that takes part, for all parameters and queries."""
-        out.copy_(self.backwards.sums(weights, self.name))
+        rows = weights.rows
+        if self.which is not None:
+            rows = rows.new_zeros(len(rows), len(self.backwards.pieces)).index_copy_(1, self.which, rows)
+        out.copy_(self.backwards.sums(rows, self.name))
 
     def rows(self, where: slice) -> Tensor:
         """Some of the vectors, written down."""
-        parameter = self.backwards.parameters[self.name]
-        nothing = torch.zeros_like(widen(parameter.detach())).flatten()
-        found = [self.backwards.unit(place, self.name) for place in range(self.units)[where]]
-        return torch.stack([each.get(self.name, nothing) for each in found])
+        nothing = torch.zeros(self.backwards.parameters[self.name].numel(), dtype=self.kind)
+        places = range(self.units)[where] if self.which is None else self.which[where].tolist()
+        found = [self.backwards.unit(place, self.name).get(self.name) for place in places]
+        return torch.stack([nothing if each is None else each for each in found])
+
+    def take(self, units: Tensor) -> Alone:
+        """Some of the units."""
+        return Alone(self.backwards, self.name, units if self.which is None else self.which[units])
 
 
 def folded(pieces: Sequence[Piece], rows_per_unit: int) -> list[Piece]:

@@ -2,7 +2,7 @@
 
 What the engine must know about a model it finds out on *synthetic* rows, which have the shapes and kinds of the real
 ones and nothing else of them. So what it decides does not depend on anybody's record. The parameters are moved a
-little at random meanwhile, for a gate that is still zero, or a head that starts at zero, would hide what lies behind it.
+little at random meanwhile: a gate that is still zero, or a head that starts at zero, would hide what lies behind it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,11 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._modules = [
-            (module, {key: _kept(each) for key, each in vars(module).items() if key not in _PARTS}, dict(module._buffers))
+            (
+                module,
+                {key: _kept(each) for key, each in vars(module).items() if key not in _PARTS},
+                dict(module._buffers),
+            )
             for module in model.modules()
         ]
         self._values = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}

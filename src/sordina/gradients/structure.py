@@ -31,6 +31,7 @@ from sordina.gradients.capture import Recorder, Tap
 from sordina.gradients.graph import crossed
 from sordina.gradients.harvest import terms_of
 from sordina.gradients.nested import tensors_in
+from sordina.gradients.norms import measure
 from sordina.gradients.one_by_one import Placement, Placements
 from sordina.gradients.rehearsal import MAKERS, Dims, Maker, Snapshot, WithoutChance, aside, made, moved, part, replaced
 from sordina.gradients.terms import Term
@@ -44,6 +45,15 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
 DOUBLE_LIMIT = 20_000_000
 """Models of up to so many parameters are studied in double precision."""
 ADVICE = "Remove what looks across the batch (batch statistics, contrastive terms, load balancing)."
+
+
+CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda row: row,
+    lambda row: row * 1e3 + 1e2,
+    lambda row: row * -1e-2,
+    lambda row: torch.full_like(row, float("nan")),
+)
+"""What is done to the row that takes the place of a sample."""
 
 
 class Mixing(Unsupported):
@@ -196,9 +206,7 @@ class Trial:
         del result, taps
         result, taps = self._fresh(lambda: self.study.heard(self.rows, self.dims, self.value))
         outputs = list(tensors_in([result]))
-        apart = [
-            self._fresh(lambda row=row: self.study.plain(part(self.value, self.dims, row))) for row in range(self.rows)
-        ]
+        apart = [self._fresh(partial(self.study.plain, part(self.value, self.dims, row))) for row in range(self.rows)]
         placements = self._placements(outputs, wide, apart, many)
         self._compare(outputs, apart, placements)
         if self.study.thorough:
@@ -250,10 +258,10 @@ class Trial:
                 )
 
     def _check_replaced(self, outputs: Sequence[Tensor], places: Placements) -> None:
-        for change in (lambda row: row * 1e3 + 1e2, lambda row: torch.full_like(row, float("nan"))):
+        for change in CHANGES[1::2]:
             value = replaced(self.value, self.dims, 0, 1, change)
             with torch.no_grad():
-                others = self._fresh(lambda value=value: self.study.plain(value))
+                others = self._fresh(partial(self.study.plain, value))
             if not others_same(outputs, others, places, 0, self.rows):
                 raise Mixing(
                     "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
@@ -346,14 +354,14 @@ class Truth:
                 if bool((norms > slack).any()):
                     return f"parameter {name!r} is used in a way no rule covers"
                 continue
-            said = term.norms().double()
+            said = measure(term).squares.sqrt().cpu()
             wrong = (said < norms - slack) | (said > norms * 1.1 + slack)
             if bool(wrong.any()) or not self._same_sum(name, term, float(slack.sum())):
                 return f"the rule for parameter {name!r} does not hold as it is used here"
         return ""
 
     def _same_sum(self, name: str, term: Term, slack: float) -> bool:
-        like = term.norms()
+        like = torch.empty(0, dtype=term.kind, device=self.parameters[name].device)
         out = like.new_empty(1, self.parameters[name].numel())
         term.contract(Weights(self.weights.to(like)[None]), out)
         expected = self.sums.get(name)
@@ -364,13 +372,13 @@ class Truth:
 def kept_words(name: str) -> str:
     """Why a buffer that changes is refused."""
     return (
-        f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, if "
-        "what it holds does not depend on the data (a count of steps), name it in public_buffers=."
+        f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, "
+        "if what it holds does not depend on the data (a count of steps), name it in public_buffers=."
     )
 
 
 def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = None) -> bool:
-    """Whether two results are the same up to rounding, sample by sample along ``dim``; what is not finite must agree."""
+    """Whether two results are the same up to rounding, sample by sample along ``dim``; NaN is the same as NaN."""
     if one.shape != two.shape:
         return False
     if torch.equal(one, two):
