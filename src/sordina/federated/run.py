@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,10 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.aggregation import Aggregator
 from sordina.federated.clients.work import ClientWork
 from sordina.federated.engines.engine import Call, ClientSide, Engine
+from sordina.federated.guard import blank
 from sordina.federated.messages import Arrays, Parcel, Refusal, Release
 from sordina.federated.order import Order
+from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.placement import Facts, Placement, Statement
 from sordina.federated.selection import Selection
@@ -30,7 +33,9 @@ from sordina.federated.validation import Score, Validation
 
 _STEP_ALONG_ONE_MEAN = (AddMean, ScaffoldServer, FedDynServer, FsvrgServer)
 _SILENCE = 10
-"""So many rounds in a row without a single answer end a run: every client that was asked has reached its limit."""
+"""So many rounds in a row without a single answer end a run: every client that was asked has reached its limit.
+
+Not under central privacy, where it is a secret whether anybody was asked."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,48 @@ class Result:
         return [one.score.loss for one in self.history if one.score is not None]
 
 
+@dataclass
+class Progress:
+    """Where a run stands between two rounds. All of it is public, or was released."""
+
+    state: Any
+    """The strategy's."""
+    privacy: Any
+    """The placement's."""
+    seed: int
+    """Of the order of the clients' rows."""
+    judge: np.random.Generator
+    """Draws the held-out clients to look at."""
+    best: Tensor
+    lowest: float = float("inf")
+    number: int = 0
+    """The next round."""
+    silent: int = 0
+    """Rounds in a row without an answer."""
+    losses: list[float] = field(default_factory=list)
+    history: list[Round] = field(default_factory=list)
+
+    def over(self, patience: Patience | None) -> bool:
+        """Whether the rounds so far say that there should be no other."""
+        return self.silent >= _SILENCE or (patience is not None and patience.over(self.losses))
+
+
+class Keeper(Protocol):
+    """Keeps a run on disk, so that a kill neither loses it nor lets it spend what it did not plan."""
+
+    def resumed(self, first: Progress, accounts: Sequence[ClientAccount], cost: Fraction) -> Progress:
+        """Where to go on: ``first``, or where the run on disk stands; ``accounts`` are brought up to date."""
+        ...
+
+    def claim(self, number: int, rounds: int, clients: NDArray[np.int64] | None) -> None:
+        """Write down that round ``number`` is about to be drawn, with its clients where they are no secret."""
+        ...
+
+    def keep(self, progress: Progress, accounts: Sequence[ClientAccount]) -> None:
+        """Write down where the run stands."""
+        ...
+
+
 def federate(
     method: Method,
     engine: Engine,
@@ -149,55 +196,91 @@ def federate(
     every: int = 1,
     patience: Patience | None = None,
     observe: Callable[[Seen], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> Result:
-    """Run at most ``rounds`` rounds among ``clients`` clients, from initial ``models (k, P)``."""
+    """Run at most ``rounds`` rounds among ``clients`` clients, from initial ``models (k, P)``.
+
+    Whatever ends a run before its last round was chosen from what was released, so the guarantee pays for the plan: the
+    rounds and participations that would have come (epsilon of a prefix whose length the data chose is not a bound).
+
+    Args:
+        method: Strategy, client work, privacy and selection.
+        engine: Where the clients are.
+        models: The first models.
+        clients: How many clients there are.
+        rounds: The plan's rounds.
+        rng: Draws clients and noise.
+        validation: Held-out clients to look at.
+        every: After how many rounds to look.
+        patience: When to stop early.
+        observe: Shown every round.
+        keeper: Keeps the run on disk.
+    """
     if rounds < 1 or every < 1:
         raise InvalidInput(f"a run has at least one round and validates at least once, got {rounds} and {every}.")
     strategy, placement = method.strategy, method.placement
-    side = ClientSide(method.work, placement)
+    side, secret = ClientSide(method.work, placement), isinstance(placement, Central)
     placement.check(method.selection, rounds)
-    seed, judge = int(rng.integers(2**63)), np.random.default_rng(rng.integers(2**63))
     state = strategy.init(models)
     size = method.work.width(strategy.configure(state))
-    privacy = placement.start(size)
-    history: list[Round] = []
-    losses: list[float] = []
-    best, lowest = strategy.models(state), float("inf")
-    silent = 0
-    for number in range(rounds):
-        chosen = method.selection.draw(number, clients, rng)
-        call = Call(strategy.configure(state), privacy, Order(seed, number))
+    seed, judge = int(rng.integers(2**63)), np.random.default_rng(rng.integers(2**63))
+    now = Progress(state, placement.start(size), seed, judge, strategy.models(state))
+    if keeper is not None:
+        now = keeper.resumed(now, engine.accounts, placement.cost(size))
+    while now.number < rounds and not now.over(patience):
+        chosen = method.selection.draw(now.number, clients, rng)
+        if keeper is not None:
+            keeper.claim(now.number, rounds, None if secret else chosen)
+        call = Call(strategy.configure(now.state), now.privacy, Order(now.seed, now.number))
         parcel = engine.map_reduce(side, call, chosen, rng)
-        release, privacy = placement.open(parcel, privacy, rng)
+        release, now.privacy = placement.open(parcel, now.privacy, rng)
         if release is not None:
             release = method.seen(release, parcel)
-            state = strategy.update(state, release)
-        score = None
-        if validation is not None and (number + 1) % every == 0:
-            score = validation.score(strategy.models(state), judge)
-            losses.append(score.loss)
-            if score.loss < lowest:
-                best, lowest = strategy.models(state).clone(), score.loss
-        told = replace(_told(number, parcel, call, len(chosen)), score=score, secret=isinstance(placement, Central))
-        history.append(told)
+            now.state = strategy.update(now.state, release)
+        score = _scored(now, strategy, validation) if (now.number + 1) % every == 0 else None
+        now.history.append(replace(_told(now.number, parcel, call, len(chosen), side), score=score))
+        now.silent = 0 if parcel.answered or secret else now.silent + 1
+        now.number += 1
         if observe is not None:
-            observe(Seen(history[-1], strategy.models(state), release, leakage(engine)))
-        silent = 0 if parcel.answered else silent + 1
-        if silent >= _SILENCE or (patience is not None and score is not None and patience.over(losses)):
-            break
-    most = max((account.participations for account in engine.accounts), default=0)
-    statement = placement.statement(Facts(len(history), size, most))
-    ended = strategy.models(state)
-    return Result(
-        ended, best if losses else ended, history, statement, leakage(engine), privacy, strategy.configure(state)
-    )
+            observe(Seen(now.history[-1], strategy.models(now.state), release, leakage(engine)))
+        if keeper is not None:
+            keeper.keep(now, engine.accounts)
+    most = _participations(engine.accounts, rounds - now.number, placement.cost(size))
+    statement = placement.statement(Facts(rounds, size, most, ran=now.number))
+    ended = strategy.models(now.state)
+    best = now.best if now.losses else ended
+    return Result(ended, best, now.history, statement, leakage(engine), now.privacy, strategy.configure(now.state))
 
 
-def _told(number: int, parcel: Parcel, call: Call, asked: int) -> Round:
-    """What happened in a round. Every client that was heard sent as much as any other."""
-    down, up = weight(call.sent) + weight(call.privacy), weight(parcel.each())
+def _scored(now: Progress, strategy: Strategy[Any], validation: Validation | None) -> Score | None:
+    """Look at the models, and keep them if they are the best so far."""
+    if validation is None:
+        return None
+    score = validation.score(strategy.models(now.state), now.judge)
+    now.losses.append(score.loss)
+    if score.loss < now.lowest:
+        now.best, now.lowest = strategy.models(now.state).clone(), score.loss
+    return score
+
+
+def _participations(accounts: Sequence[ClientAccount], left: int, cost: Fraction) -> int:
+    """The most participations of one client, had all planned rounds been run: as many more as its account allows."""
+
+    def more(account: ClientAccount) -> int:
+        if account.limit is None or not cost:
+            return left
+        return max(0, min(left, int((account.limit - account.spent) // cost)))
+
+    return max((one.participations + more(one) for one in accounts), default=0)
+
+
+def _told(number: int, parcel: Parcel, call: Call, asked: int, side: ClientSide) -> Round:
+    """What happened in a round. Every client sends as much as any other, so bytes per client tell nothing."""
+    secret = isinstance(side.placement, Central)
+    down = weight(call.sent) + weight(call.privacy)
+    up = weight((blank(side, call) if secret else parcel).each())
     counts = (parcel.answered, parcel.withheld, parcel.rejected, parcel.dropped)
-    return Round(number, None, *counts, parcel.refused, asked, down, up)
+    return Round(number, None, *counts, parcel.refused, asked, down, up, secret)
 
 
 def leakage(engine: Engine) -> NDArray[np.float64]:

@@ -163,14 +163,14 @@ class Central:
         return self.plan.sampler.event(Gaussian(spread(nus)))
 
     def statement(self, facts: Facts) -> Statement:
-        """(epsilon, delta) per user after the rounds that ran."""
+        """(epsilon, delta) per user after the rounds that are paid for."""
         event = Repeated(self.event(len(self.columns(facts.size))), facts.rounds)
         epsilon = accountant(self.plan.accountant).epsilon(event, self.plan.budget.delta, self.plan.adjacency)
         sampling = "Poisson" if self.plan.adjacency is Adjacency.ADD_REMOVE else "fixed-size"
         words = (
             f"Central differential privacy: ({epsilon:.4g}, {self.plan.budget.delta:g})-DP per client "
             f"({self.plan.adjacency} neighbours) of every released model, trusting the server; {sampling} client "
-            f"sampling, {facts.rounds} rounds. Validation clients are not covered."
+            f"sampling, {facts.rounds} rounds.{facts.early} Validation clients are not covered."
         )
         details = {
             "adjacency": str(self.plan.adjacency),
@@ -178,7 +178,8 @@ class Central:
             "noise_multiplier": self.plan.noise_multiplier,
             "budget_epsilon": self.plan.budget.epsilon,
         }
-        return Statement("central", words, True, epsilon, self.plan.budget.delta, Unit.USER, details)
+        delta, adjacency = self.plan.budget.delta, self.plan.adjacency
+        return Statement("central", words, True, epsilon, delta, Unit.USER, details, event, adjacency)
 
 
 def layers_of(names: tuple[str, ...], lengths: list[int]) -> tuple[tuple[str, int], ...]:

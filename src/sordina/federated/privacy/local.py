@@ -80,10 +80,11 @@ class Local:
         epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.REPLACE_ONE)
         words = (
             f"Local differential privacy: every client has ({epsilon:.4g}, {self.delta:g})-DP for all its data against "
-            f"everybody, the server included, after at most {facts.participations} participations."
+            f"everybody, the server included, after at most {facts.participations} participations.{facts.early}"
         )
         details = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "limit": self.participations}
-        return Statement("local", words, True, epsilon, self.delta, Unit.USER, details)
+        adjacency = Adjacency.REPLACE_ONE
+        return Statement("local", words, True, epsilon, self.delta, Unit.USER, details, event, adjacency)
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,11 @@ class RecordNoise:
         words = (
             f"Record-level differential privacy at the client: ({epsilon:.4g}, {self.delta:g})-DP for every record "
             f"({Adjacency.ADD_REMOVE} neighbours) against everybody, the server included, after "
-            f"{facts.participations} rounds."
+            f"{facts.participations} rounds.{facts.early}"
         )
         details = {"noise_multiplier": self.noise_multiplier, "limit": self.participations}
-        return Statement("record", words, True, epsilon, self.delta, Unit.RECORD, details)
+        adjacency = Adjacency.ADD_REMOVE
+        return Statement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)
 
 
 def _shrink(vectors: Tensor, clip: float) -> Tensor:

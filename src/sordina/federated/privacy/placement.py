@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sordina.accounting import Event
 from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.selection import Selection
-from sordina.types import Unit
+from sordina.types import Adjacency, Unit
 
 
 class Placement(Protocol):
@@ -62,10 +63,20 @@ class Facts:
     """What a run did that a guarantee depends on."""
 
     rounds: int
+    """The rounds the guarantee pays for: all that were planned, if something released chose the end."""
     size: int
     """The length of a client's vector, n in 000."""
     participations: int
-    """The most participations of any one client."""
+    """The most participations of any one client in those rounds."""
+    ran: int | None = None
+    """The rounds that really ran; None: all of them."""
+
+    @property
+    def early(self) -> str:
+        """A remark for people, if the run ended before its plan."""
+        if self.ran is None or self.ran >= self.rounds:
+            return ""
+        return f" The run ended after {self.ran} rounds, for a reason found on the way, so all of its plan is paid for."
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,9 @@ class Statement:
     delta: float | None = None
     unit: Unit = Unit.USER
     details: dict[str, Any] | None = None
+    event: Event | None = None
+    """What was spent, for a ledger; ``epsilon`` is computed from it."""
+    adjacency: Adjacency | None = None
 
 
 @dataclass(frozen=True)
