@@ -259,7 +259,12 @@ class RunFolder:
         self.write_json(PRIVACY, {**facts, **named, MODEL_HASH: private_files.sha256(self.path / name)})
         if settle is not None:
             settle()
-        self._save(_FINISHED)
+        self.end()
+
+    def end(self) -> None:
+        """Say that the run has ended: for one whose outcome is in other files, written before (a comparison)."""
+        if not self.finished:
+            self._save(_FINISHED)
 
     def close_failed(self, why: str) -> None:
         """Say that the run has ended without a model and cannot be resumed.

@@ -8,7 +8,7 @@ from sordina.accounting import NOTHING, Account, Composed, PureDP, accountant, f
 from sordina.accounting.stopping import draw_runs, stopping
 from sordina.errors import InvalidInput, Unsupported
 from sordina.sampling import FixedSize, Poisson
-from sordina.tuning.decision import make_orders
+from sordina.tuning.decision import decide
 from sordina.tuning.scheme import Schedule, chance_tried, make_scheme
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Grid
@@ -111,7 +111,7 @@ def test_the_chance_that_a_configuration_is_tried(eta):
 def test_orders_of_a_search_that_stops_at_random_are_drawn_afresh():
     scheme = make_scheme([SMALL] * 4, BUDGET, Selection(), method="random-stopping", accountant="rdp")
     grid, rng = Grid({"rho": (1, 2, 3, 4)}), np.random.default_rng(0)
-    counts = [len(make_orders(grid, scheme, grid.configurations(), 1, None, rng)) for _ in range(400)]
+    counts = [len(decide(grid, scheme, grid.configurations(), 1, rng, None).orders) for _ in range(400)]
     deviation = np.std(counts) / math.sqrt(len(counts))
     assert len(set(counts)) > 3
     assert abs(np.mean(counts) - scheme.stopping.mean) < 4 * deviation

@@ -74,11 +74,11 @@ class Clip:
 def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping):
     """Same seeds, same batches, same noise: the same weights, the same events, the same scores."""
     train, held_out = world(200, 0), world(50, 1)
-    orders = [Order(number, {"lr": 0.3 * (number + 1)}, number, 100 + number) for number in range(3)]
+    orders = [Order(number, {"lr": 0.3 * (number + 1)}, number, 100 + number, number) for number in range(3)]
     together = Brief(
         mlp, Clip(clipping), sd.Budget(50, 1e-5), 1.5, "rdp", Selection("public"), tmp_path / "together", 2
     )
-    alone = replace(together, folder=tmp_path / "alone")
+    alone = replace(together, runs=tmp_path / "alone")
     perform_together(together, orders, train, held_out)
     for order in orders:
         perform(alone, order, train, held_out)

@@ -45,7 +45,7 @@ def table(job: Job) -> Findings:
     noise, steps = _noise(task, Budget(given["epsilon"], given["delta"]))
     brief = Brief(
         task.trainer, fields, Budget(given["epsilon"], given["delta"]), noise, "pld", Selection(Kind.TEST_SET),
-        job.folder, validate_every=steps,
+        job.folder / "runs", validate_every=steps,
     )  # fmt: skip
     orders = [Order(number, one, seed=given["seed"]) for number, one in enumerate(asked)]
     left = [[order] for order in orders if finished(brief.place(order)) is None]

@@ -7,12 +7,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
-from sordina.errors import TrainingFailed
-from sordina.training.checkpoint import atomically
+from sordina.errors import InvalidInput, TrainingFailed
+from sordina.run_folder import RunFolder, read_json
+from sordina.tuning import secret
 from sordina.tuning.run import Brief, Order, Result, trained
 from sordina.tuning.scheme import Scheme
 from sordina.tuning.selection import Kind, score
@@ -31,16 +31,23 @@ class Choice:
     score: float | None = None
     spread: float | None = None
 
-    def save(self, folder: Path) -> None:
-        """Write `CHOICE` into ``folder``."""
-        text = json.dumps(asdict(self)) + "\n"
-        atomically(folder / CHOICE, lambda path: path.write_text(text))
+    def save(self, folder: RunFolder, *, hidden: bool) -> None:
+        """Write `CHOICE` into ``folder``; a ``hidden`` one into its internal part."""
+        if hidden:
+            secret.write_json(folder, CHOICE, asdict(self))
+        else:
+            folder.write_json(CHOICE, asdict(self))
 
     @classmethod
-    def load(cls, folder: Path) -> Choice | None:
+    def load(cls, folder: RunFolder) -> Choice | None:
         """The choice made in ``folder``, if one was."""
-        path = folder / CHOICE
-        return cls(**json.loads(path.read_text())) if path.exists() else None
+        for path in (folder.path / CHOICE, secret.part(folder.path) / CHOICE):
+            if path.exists():
+                try:
+                    return cls(**read_json(path))
+                except TypeError as error:
+                    raise InvalidInput(f"{path} is damaged: begin a new search in another folder.") from error
+        return None
 
 
 def choose(
@@ -51,7 +58,7 @@ def choose(
     if brief.selection.kind is Kind.TEST_SET:
         return _best_on_average(results)
     if brief.selection.exact:
-        return _best(results)
+        return _best(results, orders[0] if brief.secret else None)
     if len(orders) == 1:
         return Choice(orders[0].number)
     _, validation = source()
@@ -65,11 +72,14 @@ def choose(
     return Choice(orders[brief.selection.chooser(brief.budget, scheme.adjacency).release(scores, rng)].number)
 
 
-def _best(results: Sequence[Result]) -> Choice:
+def _best(results: Sequence[Result], otherwise: Order | None = None) -> Choice:
+    """The best score; where no run has one, ``otherwise``: that all failed must not show if K is secret."""
     found: Result | None = None
     for result in results:
         if better(result.metric or "accuracy", result.score, found.score if found else None):
             found = result
+    if found is None and otherwise is not None:
+        return Choice(otherwise.number)
     if found is None:
         raise TrainingFailed(
             "no run of the search reached a validation score: all failed. Lower the rates of the grid."

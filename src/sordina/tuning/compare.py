@@ -5,18 +5,18 @@ Each search has a budget of its own. Looking at all of them costs what all of th
 
 from __future__ import annotations
 
-import json
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from sordina.accounting import Account
 from sordina.accounting.ledger import Ledger
+from sordina.run_folder import JOURNAL, RESULTS, RUN, RunFolder
 from sordina.training import evaluate
-from sordina.training.checkpoint import atomically
-from sordina.tuning.decision import PLAN
+from sordina.tuning import secret
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.search import Search, Watch
 from sordina.tuning.selection import Kind, Selection
@@ -74,13 +74,13 @@ class Comparison:
             "searches": [entry.facts() for entry in self.entries],
         }
 
-    def save(self, folder: Path) -> None:
-        """Write ``results.json`` and ``utility.png``."""
+    def save(self, folder: RunFolder) -> None:
+        """Write ``results.json`` and ``utility.png``, and say that the comparison has ended."""
         from sordina.tuning.plot import plot_utility
 
-        text = json.dumps(self.facts(), indent=2) + "\n"
-        atomically(folder / "results.json", lambda path: path.write_text(text))
-        plot_utility(self.facts(), folder / "utility.png")
+        folder.write_json(RESULTS, self.facts())
+        folder.write("utility.png", lambda file: plot_utility(self.facts(), file))
+        folder.end()
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,15 @@ class Plan:
     patience: int | None = None
     workers: int = 1
 
+    def settings(self) -> dict[str, Any]:
+        """All that decides what is done, as plain data."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        del plain["workers"]
+        return plain | {
+            "task": asdict(self.task), "selection": repr(self.selection), "cells": repr(self.cells),
+            "strategies": list(self.strategies), "epsilons": [repr(one) for one in self.epsilons],
+        }  # fmt: skip
+
     def space(self, strategy: str) -> Space:
         """Where the configurations of ``strategy`` come from."""
         grid = named(strategy).grid(self.granularity)
@@ -121,23 +130,36 @@ def compare(
     dataset_budget: str | None = None,
     watch: Watch | None = None,
 ) -> Comparison:
-    """Do all searches of ``plan``, each in a folder of its own below ``folder``."""
-    entries = []
+    """Do all searches of ``plan``, each in a folder of its own below ``folder``.
+
+    Args:
+        plan: What to compare.
+        folder: Where; held until all searches have ended.
+        resume: Go on with the comparison in ``folder``.
+        ledger: Where each search reserves its whole cost.
+        dataset_budget: The ledger's data set.
+        watch: Shows a search while it runs.
+    """
+    began = time.time()
     train, _ = plan.task.source()
-    for strategy in plan.strategies:
-        for epsilon in plan.epsilons:
-            place = folder / f"{strategy}-{epsilon:g}"
-            search = Search(
-                plan.space(strategy), plan.task.trainer, Budget(epsilon, plan.delta), strategy=strategy,
-                selection=replace(plan.selection, bound=plan.task.bound), method=plan.method,
-                seeds=plan.seeds, seed=plan.seed, workers=plan.workers, folder=place,
-                validate_every=plan.validate_every, patience=plan.patience,
-                ledger=ledger, dataset_budget=dataset_budget, watch=watch,
-            )  # fmt: skip
-            outcome = search.fit_from(plan.task.source, len(train), resume=resume and (place / PLAN).exists())
-            entries.append(_entry(plan, strategy, epsilon, outcome))
-    comparison = Comparison(plan.task, plan.selection, tuple(entries))
-    comparison.save(folder)
+    with RunFolder.begin(folder, "tune several", plan.settings(), resume=resume) as held:
+        entries = []
+        for strategy in plan.strategies:
+            for epsilon in plan.epsilons:
+                place = folder / f"{strategy}-{epsilon:g}"
+                search = Search(
+                    plan.space(strategy), plan.task.trainer, Budget(epsilon, plan.delta), strategy=strategy,
+                    selection=replace(plan.selection, bound=plan.task.bound), method=plan.method,
+                    seeds=plan.seeds, seed=plan.seed, workers=plan.workers, folder=place,
+                    validate_every=plan.validate_every, patience=plan.patience,
+                    ledger=ledger, dataset_budget=dataset_budget, watch=watch,
+                )  # fmt: skip
+                outcome = search.fit_from(plan.task.source, len(train), resume=resume and (place / RUN).exists())
+                entries.append(_entry(plan, strategy, epsilon, outcome))
+        comparison = Comparison(plan.task, plan.selection, tuple(entries))
+        comparison.save(held)
+    if any(entry.outcome.scheme.stopping is not None for entry in entries):
+        secret.date_back(folder, min(began, (folder / JOURNAL).stat().st_mtime))
     return comparison
 
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sordina.run_folder import METRICS
 from sordina.tuning.decision import PLAN
-from sordina.tuning.run import finished
+from sordina.tuning.run import TRAINING, finished
 from sordina.tuning.scheme import STOPPING
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def table(folder: Path, plan: dict[str, Any]) -> Table:
     """
     from rich.table import Table
 
-    scheme, orders = plan["scheme"], plan["orders"]
+    scheme, orders = plan["scheme"], plan.get("orders", [])
     noise = f"{scheme['method']}, noise {scheme['noise_multiplier']:.4g}"
     if scheme["method"] == STOPPING:
         view = Table(title=f"{folder.name}: {noise}", title_justify="left")
@@ -62,7 +63,7 @@ def table(folder: Path, plan: dict[str, Any]) -> Table:
 def _state(folder: Path) -> dict[str, str]:
     """What a run's folder tells: the last line of its metrics, and whether it has ended."""
     blank = {"step": "", "C": "", "rate": "", "score": "", "state": "waits"}
-    entry = _last(folder / "metrics.jsonl")
+    entry = _last(folder / METRICS) or _last(folder / TRAINING / METRICS)
     if entry is not None:
         blank |= {
             "step": f"{entry['step']}/{entry['steps']}",
@@ -73,7 +74,7 @@ def _state(folder: Path) -> dict[str, str]:
         }
     result = finished(folder)
     if result is not None:
-        blank |= {"state": result.stopped or f"done, {result.seconds:.0f} s"}
+        blank |= {"state": result.stopped or f"done, {result.seconds or 0:.0f} s"}
         if result.score is not None:
             blank["score"] = f"{result.score:.4g}"
     return blank

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,19 +12,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from sordina.accounting import Account, Event, from_dict, to_dict
+from sordina.accounting import Account, Composed, Event, from_dict, to_dict
 from sordina.errors import InvalidInput
-from sordina.training.checkpoint import atomically
-from sordina.tuning.run import Result
+from sordina.run_folder import MODEL, RESULTS, RunFolder, read_claim, read_json
+from sordina.training.run import versions
+from sordina.tuning.run import Result, load_weights
 from sordina.tuning.scheme import Scheme
-from sordina.tuning.selection import Selection
+from sordina.tuning.selection import Kind, Selection
 from sordina.tuning.space import Configuration
-from sordina.types import Guarantee
+from sordina.types import Guarantee, delta_warning
 
-RESULTS = "results.json"
 CAVEATS = (
     "The numbers of training and validation records that rates and shares are computed from are treated as public.",
     "Noise on gradients is drawn in floating point; the guarantee is that of the ideal Gaussian mechanism.",
+)
+
+SECRET = (
+    "With random stopping the guarantee is against who sees the outcome alone, not the machine's clock, its processes "
+    "or the internal part of the folder while the search runs: these tell how many runs there were."
 )
 
 
@@ -41,7 +46,8 @@ class Outcome:
     candidates: int
     """How many configurations the search was about."""
     releasable: bool
-    seconds: float
+    seconds: float | None
+    """None with random stopping: the time tells how many runs there were."""
     metric: str | None = None
     score: float | None = None
     """The exact score the choice was made by; None under private selection, which shows no score."""
@@ -77,27 +83,68 @@ class Outcome:
         claim = f"{self.guarantee} for the whole search. {self.selection.label}"
         if not self.releasable:
             claim += ". NOT FOR RELEASE: seeded noise or a selection nobody paid for"
-        return f"{claim}."
+        return " ".join([f"{claim}.", *self._warnings()])
 
-    def save(self, folder: Path) -> None:
-        """Write ``model.pt``, then `RESULTS`, which says that the search has ended."""
-        atomically(folder / "model.pt", lambda path: torch.save(self.model.state_dict(), path))
-        text = json.dumps(self.facts(), indent=2) + "\n"
-        atomically(folder / RESULTS, lambda path: path.write_text(text))
+    def save(self, folder: RunFolder, settle: Callable[[], object]) -> None:
+        """Write `RESULTS`, then ``model.pt`` and ``privacy.json``, settle, and say that the search has ended.
+
+        Args:
+            folder: The search's folder.
+            settle: Settles the search's reservation.
+        """
+        folder.write_json(RESULTS, self.facts())
+        folder.finish(lambda file: torch.save(self.model.state_dict(), file), self.privacy(), settle)
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module, scheme: Scheme, selection: Selection) -> Outcome:
-        """The outcome saved in ``folder``; ``model`` has the right shape and gets its weights."""
+        """The outcome saved in ``folder``.
+
+        Args:
+            folder: That of a search that has ended.
+            model: Has the right shape, and gets the weights.
+            scheme: How the search was paid for.
+            selection: How the best run was found.
+        """
+        read_claim(folder)
+        load_weights(model, folder / MODEL)
+        facts = read_json(folder / RESULTS)
         try:
-            model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
-            facts = json.loads((folder / RESULTS).read_text())
-            runs = tuple(Result(**run) for run in facts["runs"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{folder} holds no finished search: {error}.") from error
-        return cls(
-            model, facts["configuration"], scheme, selection, runs, facts["candidates"], facts["releasable"],
-            facts["seconds"], facts["metric"], facts["score"], facts["spread"], facts["repetitions"],
-        )  # fmt: skip
+            return cls(
+                model, facts["configuration"], scheme, selection, tuple(Result(**run) for run in facts["runs"]),
+                facts["candidates"], facts["releasable"], facts["seconds"], facts["metric"], facts["score"],
+                facts["spread"], facts["repetitions"],
+            )  # fmt: skip
+        except (KeyError, TypeError) as error:
+            raise InvalidInput(f"{folder / RESULTS} is damaged: it is not the outcome of a search.") from error
+
+    def privacy(self) -> dict[str, Any]:
+        """The guarantee of the whole search, the way it came about and its limits, as plain data."""
+        guarantee = self.guarantee
+        return {
+            "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
+            "delta": guarantee.delta,
+            "private": math.isfinite(guarantee.epsilon),
+            "statement": self.statement(),
+            "adjacency": str(guarantee.adjacency),
+            "unit": str(guarantee.unit),
+            "model": str(guarantee.trust),
+            "accountant": self.scheme.accountant,
+            "noise_multiplier": self.scheme.noise_multiplier,
+            "event": _plain(to_dict(Composed(tuple(self.events())))),
+            "releasable": self.releasable,
+            "caveats": self.caveats,
+            "versions": versions(),
+        }
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the guarantee does not cover."""
+        exact = [] if self.selection.kind is Kind.PRIVATE else [self.selection.label]
+        return [*CAVEATS, *([SECRET] if self.scheme.stopping is not None else []), *exact, *self._warnings()]
+
+    def _warnings(self) -> list[str]:
+        said = delta_warning(self.scheme.budget.delta, self.scheme.population, str(self.scheme.unit))
+        return [said] if said else []
 
     def facts(self) -> dict[str, Any]:
         """Everything but the model, as plain data."""
@@ -127,8 +174,8 @@ class Outcome:
             "candidates": self.candidates,
             "runs": [vars(run) for run in self.runs],
             "releasable": self.releasable,
-            "caveats": list(CAVEATS),
-            "seconds": round(self.seconds, 3),
+            "caveats": self.caveats,
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
         }
 
 

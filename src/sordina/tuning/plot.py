@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sordina.tuning.strategies import STRATEGIES
 
 
-def plot_utility(facts: dict[str, Any], path: Path) -> None:
-    """Draw the searches of a comparison's `facts` into ``path``; says how the selection was made."""
+def plot_utility(facts: dict[str, Any], path: BinaryIO) -> None:
+    """Draw the searches of a comparison's `facts` into the open file ``path``; says how the selection was made."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -31,4 +30,4 @@ def plot_utility(facts: dict[str, Any], path: Path) -> None:
     axes.grid(alpha=0.3)
     if searches:
         axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

@@ -1,25 +1,30 @@
 """One run of a search: from an order to a trained model on disk.
 
-A finished run leaves ``model.pt`` and ``result.json``, the latter last and at once; a killed one leaves a checkpoint
-and a journal, from which it goes on without spending a step twice. The guarantee is the search's: a run's folder
-states none, because nobody may quote the epsilon of one run out of many.
+A finished run leaves ``model.pt`` and ``result.json``, the latter last and at once. While it goes on, its training
+keeps a folder of its own inside (`TRAINING`), from which a killed run goes on without spending a step twice; it goes
+when the run has ended. The guarantee is the search's: a run's folder states none, because nobody may quote the epsilon
+of one run out of many. A run of a search that stops at random keeps nothing before its end, and starts over if killed.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sordina import private_files
 from sordina.accounting import Event, to_dict
-from sordina.errors import SordinaError, TrainingFailed
+from sordina.errors import InvalidInput, TrainingFailed
+from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, read_json
 from sordina.training import Trainer
-from sordina.training.checkpoint import atomically
+from sordina.tuning.secret import private_randomness
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Configuration
 from sordina.tuning.strategies import Fields, fields_of
@@ -28,21 +33,23 @@ from sordina.types import Budget
 
 MakeTrainer = Callable[[int], Trainer]
 """Makes a fresh trainer; the number seeds the first weights. Budget, noise, seed and folder are set by the search."""
+TRAINING, BEST = "training", "best.pt"
 
 
 @dataclass(frozen=True)
 class Order:
-    """One run to do."""
+    """One run to do; ``weights`` seeds its first weights, ``seed`` its noise, which is secret without."""
 
     number: int
     configuration: Configuration
     repetition: int = 0
     seed: int | None = None
+    weights: int = 0
 
 
 @dataclass(frozen=True)
 class Brief:
-    """What all runs of a search have in common."""
+    """What all runs of a search have in common. ``runs`` is the folder of their folders."""
 
     trainer: MakeTrainer
     strategy: str | Fields | None
@@ -50,24 +57,39 @@ class Brief:
     noise_multiplier: float
     accountant: str
     selection: Selection
-    folder: Path
+    runs: Path
     validate_every: int | None = None
     patience: int | None = None
+    stacked: bool = False
+    """Whether runs are done in groups, on a `Stack`: decided once, since the two ways keep different journals."""
+    secret: bool = False
+    """Random stopping: nobody may learn which run is which, so a run has all its randomness from its own seed."""
 
     def place(self, order: Order) -> Path:
         """The folder of a run."""
-        return self.folder / "runs" / f"{order.number:04d}"
+        return self.runs / f"{order.number:04d}"
 
     def make(self, order: Order) -> Trainer:
         """The trainer of a run."""
-        trainer = self.trainer(order.repetition)
-        return replace(
+        with self.randomness(order):
+            trainer = self.trainer(order.weights)
+        trainer = replace(
             trainer,
             **fields_of(self.strategy, order.configuration),
             budget=self.budget, noise_multiplier=self.noise_multiplier, accountant=self.accountant, seed=order.seed,
-            folder=self.place(order), ledger=None, dataset_budget=None, progress=False, tensorboard=False,
+            folder=self.place(order) / TRAINING, ledger=None, dataset_budget=None, progress=False, tensorboard=False,
             validate_every=self.validate_every, track_epsilon=False,
         )  # fmt: skip
+        return replace(trainer, folder=None, raw=False) if self.secret else trainer
+
+    @contextmanager
+    def randomness(self, order: Order) -> Iterator[None]:
+        """Where the run's part in the global generators comes from."""
+        if not self.secret:
+            yield
+            return
+        with private_randomness(order.weights):
+            yield
 
 
 @dataclass(frozen=True)
@@ -78,7 +100,8 @@ class Result:
     configuration: Configuration
     repetition: int
     event: dict[str, Any]
-    seconds: float
+    seconds: float | None
+    """None in the outcome of a search that stops at random: times tell how many runs there were."""
     stopped: str | None = None
     metric: str | None = None
     score: float | None = None
@@ -87,26 +110,32 @@ class Result:
 
 def finished(folder: Path) -> Result | None:
     """The result in a run's folder, if the run has ended."""
-    path = folder / "result.json"
-    return Result(**json.loads(path.read_text())) if path.exists() else None
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    try:
+        return Result(**read_json(path))
+    except TypeError as error:
+        raise InvalidInput(f"{path} is damaged: begin a new search in another folder.") from error
 
 
 def perform(brief: Brief, order: Order, train: Any, validation: Any) -> None:
     """Do one run, or the rest of it."""
     folder = brief.place(order)
+    private_files.make_folder(folder)
     trainer = brief.make(order)
-    best, diverging = Best(trainer.model, folder / "best.pt", brief.patience), Diverging(trainer.model)
+    if brief.secret:
+        private_files.remove(folder / BEST)
+    best, diverging = Best(trainer.model, folder / BEST, brief.patience), Diverging(trainer.model)
     trainer = replace(trainer, callbacks=(*trainer.callbacks, best, diverging))
+    resume = trainer.folder is not None and (Path(trainer.folder) / JOURNAL).exists()
     start = time.perf_counter()
     try:
-        run = trainer.fit(
-            train, validation if brief.selection.exact else None, resume=(folder / "journal.jsonl").exists()
-        )
+        with brief.randomness(order):
+            run = trainer.fit(train, validation if brief.selection.exact else None, resume=resume)
         event = run.plan.event()
         stopped = "diverged" if diverging.stopped else "no longer improving" if best.stopped else None
     except TrainingFailed:
-        if not brief.selection.exact:
-            raise
         event, stopped = trainer.private(train).plan.event(), "failed: not finite"
     leave(brief, order, trainer, event, time.perf_counter() - start, best, stopped)
 
@@ -117,24 +146,37 @@ def leave(
     """Write the model, then the result that says the run has ended; the rest is cleared away."""
     folder = brief.place(order)
     best.recall()
-    (folder / "privacy.json").unlink(missing_ok=True)
-    atomically(folder / "model.pt", lambda path: torch.save(trainer.model.state_dict(), path))
+    private_files.write(folder / MODEL, lambda file: torch.save(trainer.model.state_dict(), file))
+    if (folder / TRAINING / METRICS).exists():
+        private_files.write(folder / METRICS, private_files.read(folder / TRAINING / METRICS))
     result = Result(
         order.number, order.configuration, order.repetition, to_dict(event), round(seconds, 3),
         stopped, best.metric, best.value, best.step,
     )  # fmt: skip
-    text = json.dumps(asdict(result), indent=2) + "\n"
-    atomically(folder / "result.json", lambda path: path.write_text(text))
-    for spent in ("checkpoint.pt", "best.pt"):
-        (folder / spent).unlink(missing_ok=True)
+    private_files.write(folder / RESULT, (json.dumps(asdict(result), indent=2) + "\n").encode())
+    private_files.remove(folder / BEST)
+    shutil.rmtree(folder / TRAINING, ignore_errors=True)
 
 
 def trained(brief: Brief, order: Order) -> Trainer:
     """The trainer of a finished run with its trained model."""
     trainer = brief.make(order)
-    try:
-        weights = torch.load(brief.place(order) / "model.pt", weights_only=True)
-    except OSError as error:
-        raise SordinaError(f"the model of run {order.number} is gone: {error}.") from error
-    trainer.model.load_state_dict(weights)
+    load_weights(trainer.model, brief.place(order) / MODEL)
     return trainer
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Put the weights in the file ``path`` into ``model``; a file that holds none for it is refused.
+
+    Args:
+        model: Gets the weights.
+        path: What ``torch.save(model.state_dict(), ...)`` wrote. Nothing in it is executed.
+    """
+    with private_files.explained("read", path):
+        private_files.sha256(path)
+        try:
+            model.load_state_dict(torch.load(path, weights_only=True))
+        except OSError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"{path} does not hold the weights of this model.") from error

@@ -4,8 +4,8 @@ Two ways to pay for K runs out of one budget:
 
 - *composition*: every run may be seen, so all of them and the choice among them are composed;
 - *random stopping* (Papernot and Steinke 2022): the number of runs is random, each draws its configuration at random,
-  and only the best is released. The other runs, their scores and their number stay secret and are erased. Needs
-  runs that all cost the same.
+  and only the best is released. The other runs, their scores and their number stay secret (`secret`) and are erased.
+  Needs runs that all cost the same.
 
 The one that needs less noise per run is taken unless one is asked for by name.
 """
@@ -55,6 +55,8 @@ class Scheme:
     unit: Unit
     reason: str
     noise_by_method: dict[str, float] = field(default_factory=dict)
+    population: int | None = None
+    """The public number of records or users."""
 
     @property
     def stopping(self) -> RandomStopping | None:
@@ -79,6 +81,11 @@ def make_scheme(
     if first.unit is not Unit.RECORD and not selection.exact and len(schedules) > 1:
         raise Unsupported(
             "private selection counts validation records, of which one user may own many: select on public data."
+        )
+    if method == STOPPING and selection.kind is Kind.TEST_SET:
+        raise Unsupported(
+            "random stopping releases the best of runs that are alike; the thesis's means over seeds are not: take "
+            "composition."
         )
     if math.isinf(budget.epsilon):
         return _without_privacy(first, budget, selection)
@@ -114,7 +121,7 @@ def _with_noise(
         )
     return Scheme(
         found.method, found.noise_multiplier, found.event, choices[found.method], accountant, budget, adjacency,
-        first.unit, reason, found.noise_by_method,
+        first.unit, reason, found.noise_by_method, _population(first),
     )  # fmt: skip
 
 
@@ -123,8 +130,12 @@ def _without_privacy(first: Schedule, budget: Budget, selection: Selection) -> S
         raise InvalidInput("without a finite epsilon nothing is private: select by 'public' or 'thesis-test-set'.")
     return Scheme(
         COMPOSITION, 0.0, first.event(0.0), NOTHING, "pld", budget, first.sampler.adjacency, first.unit,
-        "NOT PRIVATE: no noise at all.",
+        "NOT PRIVATE: no noise at all.", population=_population(first),
     )  # fmt: skip
+
+
+def _population(schedule: Schedule) -> int | None:
+    return getattr(schedule.sampler, "population", None)
 
 
 def chance_tried(stop: RandomStopping, configurations: int) -> float:

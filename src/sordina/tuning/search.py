@@ -11,36 +11,45 @@ reservation in the ledger covers everything. Made with a folder, a search that w
 
 from __future__ import annotations
 
-import shutil
+import functools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sordina import randomness
-from sordina.accounting.ledger import Ledger, Status
-from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed
+from sordina.accounting import NOTHING, Composed, from_dict
+from sordina.accounting.ledger import Ledger, Reservation
+from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed, Unsupported
+from sordina.run_folder import RunFolder
 from sordina.training import Trainer
 from sordina.training.batches import as_rows
 from sordina.training.private import make_schedule
-from sordina.tuning.choice import CHOICE, Choice, choose
-from sordina.tuning.decision import PLAN, Decision, make_orders, noise_seed
-from sordina.tuning.outcome import RESULTS, Outcome
-from sordina.tuning.run import Brief, MakeTrainer, Order, finished, trained
-from sordina.tuning.scheme import Schedule, make_scheme
+from sordina.training.reservations import check_pair, reserve_once, settle_once
+from sordina.tuning import secret
+from sordina.tuning.choice import Choice, choose
+from sordina.tuning.decision import Decision, check_costs, decide, noise_seed
+from sordina.tuning.outcome import Outcome
+from sordina.tuning.run import Brief, MakeTrainer, Order, Result, finished, trained
+from sordina.tuning.scheme import COMPOSITION, STOPPING, Schedule, Scheme, make_scheme
 from sordina.tuning.selection import Kind, Selection, selection_of
 from sordina.tuning.space import Configuration, Space
 from sordina.tuning.stacked import stackable
 from sordina.tuning.strategies import Fields, fields_of
 from sordina.tuning.workers import Given, Source, carry_out
-from sordina.types import Budget, Unit
+from sordina.types import Budget, Unit, format_up
 
 Watch = Callable[[Path], AbstractContextManager[Any]]
 """Shows a search in a folder while it runs."""
 STACKED_AT_MOST = 32
+KIND = "tune"
+NOTHING_DRAWN = (
+    "the random number of runs came out as 0, so the search has no result. The budget counts as spent all the same: "
+    "the guarantee rests on this being possible."
+)
 
 
 @dataclass
@@ -77,33 +86,45 @@ class Search:
         return self.fit_from(Given(train, validation), as_rows(train).size, resume=resume)
 
     def fit_from(self, source: Source, size: int, *, resume: bool = False) -> Outcome:
-        """As `fit`, for data that every worker loads by itself; ``size`` is the number of training rows."""
+        """As `fit`, for data that every worker loads by itself.
+
+        Args:
+            source: Gives training and validation data.
+            size: The number of training rows.
+            resume: Go on with the search in the folder.
+        """
         selection = self._check(resume)
         start = time.perf_counter()
         with nullcontext(self.folder) if self.folder else tempfile.TemporaryDirectory() as place:
-            folder = Path(str(place))
-            decision = self._decide(selection, size, folder, resume)
-            if (folder / RESULTS).exists():
-                return self._recall(decision, selection, folder)
-            if not decision.orders:
-                self._settle(decision)
-                raise TrainingFailed(
-                    "the random number of runs came out as 0, so there is no result. The budget counts as spent all "
-                    "the same: the guarantee rests on this being possible."
-                )
-            brief = self._brief(decision, selection, folder)
-            if not (folder / CHOICE).exists():
-                with self.watch(folder) if self.watch else nullcontext():
-                    carry_out(brief, self._groups(brief, decision.orders), source, self.workers)
-            outcome = self._conclude(brief, decision, source, time.perf_counter() - start)
-        return outcome
+            path = Path(str(place))
+            fresh = None if resume else self._decide(selection, size)
+            with RunFolder.begin(path, KIND, self._settings(selection, size), resume=resume) as folder:
+                decision = Decision.load(folder)
+                if decision is None:
+                    decision = fresh or self._decide(selection, size)
+                    decision.save(folder)
+                if folder.finished:
+                    return self._recall(decision, selection, folder)
+                reservation = self._reserve(decision, folder)
+                if not decision.orders:
+                    secret.erase(folder.path, decision.started)
+                    folder.close_failed(NOTHING_DRAWN)
+                    raise TrainingFailed(NOTHING_DRAWN)
+                brief = self._brief(decision, selection, folder)
+                if Choice.load(folder) is None:
+                    with self.watch(path) if self.watch else nullcontext():
+                        groups = self._groups(brief, decision.orders)
+                        workers = self.workers if brief.secret else max(1, min(self.workers, len(groups)))
+                        carry_out(brief, groups, source, workers)
+                return self._conclude(brief, decision, source, time.perf_counter() - start, folder, reservation)
 
     def _check(self, resume: bool) -> Selection:
         selection = selection_of(self.selection)
-        if (self.ledger is None) != (self.dataset_budget is None):
-            raise InvalidInput("ledger and dataset_budget go together: which ledger, and which of its data sets.")
+        check_pair(self.ledger, self.dataset_budget)
         if self.seeds < 1 or self.workers < 1:
             raise InvalidInput(f"seeds and workers are at least 1, got {self.seeds} and {self.workers}.")
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
+            raise InvalidInput(f"a seed is a whole number from 0 to 2^64 - 1, got {self.seed}.")
         if self.patience is not None and not selection.exact:
             raise InvalidInput(
                 "patience looks at validation scores, which private selection does not reveal: leave it out, or "
@@ -111,32 +132,47 @@ class Search:
             )
         if resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the search to resume: Search(..., folder=...).")
-        if self.folder is not None and not resume and (Path(self.folder) / PLAN).exists():
-            raise InvalidInput(f"{self.folder} holds a search already. Resume it, or choose another folder.")
         return selection
 
-    def _decide(self, selection: Selection, size: int, folder: Path, resume: bool) -> Decision:
-        """What to do: read from the folder when resuming, otherwise decided, reserved and written, in this order."""
-        asked = self._asked(selection, size)
-        if resume:
-            return Decision.load(folder, asked)
+    def _decide(self, selection: Selection, size: int) -> Decision:
+        """What to do, before anything is written or reserved; a budget that cannot hold it is refused here."""
         rng = randomness.generator(self.seed)
         configurations = self.space.configurations(rng)
         repetitions = 1 if selection.kind is Kind.TEST_SET else self.seeds
         base = self.trainer(0)
         schedules = [self._schedule(base, configuration, size) for configuration in configurations]
         schedules = (schedules + schedules[:1] * (self.space.runs - len(schedules))) * repetitions
-        scheme = make_scheme(schedules, self.budget, selection, method=self.method, accountant=self.accountant)
-        decision = Decision(asked, scheme, make_orders(self.space, scheme, configurations, self.seeds, self.seed, rng))
+        scheme = make_scheme(
+            schedules, self.budget, selection, method=self._method(base), accountant=self.accountant
+        )  # fmt: skip
+        decision = decide(self.space, scheme, configurations, self.seeds, rng, self.seed)
+        check_costs(decision.orders, lambda one: self._schedule(base, one, size), scheme, schedules[0])
         if self.ledger is not None and self.dataset_budget is not None:
-            reservation = self.ledger.reserve(
-                self.dataset_budget, scheme.event, what=f"search over {len(configurations)} configurations",
-                adjacency=scheme.adjacency, unit=scheme.unit,
-            )  # fmt: skip
-            decision = decision.reserved(reservation.id)
-        folder.mkdir(parents=True, exist_ok=True)
-        decision.save(folder)
+            self.ledger.check(self.dataset_budget, scheme.event, adjacency=scheme.adjacency, unit=scheme.unit)
         return decision
+
+    def _method(self, base: Trainer) -> str | None:
+        """The method asked for; a trainer with watchers of its own shows every run, so all of them are paid for."""
+        if not base.callbacks:
+            return self.method
+        if self.method == STOPPING:
+            raise Unsupported(
+                "random stopping keeps its runs secret, and the trainer's callbacks would see each of them: leave them "
+                "out, or take composition."
+            )
+        return COMPOSITION
+
+    def _reserve(self, decision: Decision, folder: RunFolder) -> Reservation | None:
+        """One reservation for everything. A stopped search costs the same however many runs it makes: it is booked at
+        once, because the time of a later settlement would tell how many they were."""
+        scheme = decision.scheme
+        reservation = reserve_once(
+            folder, self.ledger, self.dataset_budget, scheme.event,
+            what=f"search over {self.space.runs} configurations", adjacency=scheme.adjacency, unit=scheme.unit,
+        )  # fmt: skip
+        if scheme.stopping is not None:
+            settle_once(reservation, scheme.event)
+        return reservation
 
     def _schedule(self, base: Trainer, configuration: Configuration, size: int) -> Schedule:
         one = replace(base, **fields_of(self.strategy, configuration))
@@ -147,79 +183,106 @@ class Search:
         )  # fmt: skip
         return Schedule(sampler, steps, Unit.RECORD if one.users is None else Unit.USER)
 
-    def _asked(self, selection: Selection, size: int) -> dict[str, Any]:
-        strategy = (
-            self.strategy if isinstance(self.strategy, str | None) else getattr(self.strategy, "__qualname__", "?")
-        )
+    def _settings(self, selection: Selection, size: int) -> dict[str, Any]:
+        """All that decides what the search does: compared when it is resumed."""
+        base = self.trainer(0)
+        names = ("batch_size", "epochs", "steps", "lr", "sampling", "population", "microbatch")
+        made = {name: getattr(base, name) for name in names}
+        described = {name: describe(getattr(base, name)) for name in ("clipping", "learning_rate", "optimizer", "loss")}
         return {
-            "space": repr(self.space), "strategy": strategy, "selection": repr(selection), "budget": repr(self.budget),
-            "method": self.method, "seeds": self.seeds, "seed": self.seed, "accountant": self.accountant,
-            "rows": size, "validate_every": self.validate_every, "patience": self.patience,
+            "space": repr(self.space), "strategy": describe(self.strategy), "selection": repr(selection),
+            "budget": repr(self.budget), "method": self.method, "seeds": self.seeds, "seed": self.seed,
+            "accountant": self.accountant, "rows": size, "validate_every": self.validate_every,
+            "patience": self.patience, "trainer": made | described,
+            "model": [list(parameter.shape) for parameter in base.model.parameters()],
         }  # fmt: skip
 
-    def _brief(self, decision: Decision, selection: Selection, folder: Path) -> Brief:
-        return Brief(
+    def _brief(self, decision: Decision, selection: Selection, folder: RunFolder) -> Brief:
+        """Runs that must not tell how many they are go one by one: in a group they would be rounded by its size."""
+        hidden = decision.scheme.stopping is not None
+        brief = Brief(
             self.trainer, self.strategy, self.budget, decision.scheme.noise_multiplier, self.accountant, selection,
-            folder, self.validate_every, self.patience,
+            (secret.part(folder.path) if hidden else folder.path) / "runs", self.validate_every, self.patience,
+            secret=hidden,
         )  # fmt: skip
+        if hidden or len(decision.orders) < 2 or brief.noise_multiplier == 0:
+            return brief
+        return replace(brief, stacked=stackable(brief.make(decision.orders[0])))
 
     def _groups(self, brief: Brief, orders: tuple[Order, ...]) -> list[list[Order]]:
         """The runs still to do; those that are worth it together, as many at once as leave every worker a share."""
         left = [order for order in orders if finished(brief.place(order)) is None]
-        if len(left) < 2 or brief.noise_multiplier == 0 or not stackable(brief.make(left[0])):
+        if not brief.stacked:
             return [[order] for order in left]
         size = min(STACKED_AT_MOST, -(-len(left) // self.workers))
         return [left[start : start + size] for start in range(0, len(left), size)]
 
-    def _conclude(self, brief: Brief, decision: Decision, source: Source, seconds: float) -> Outcome:
-        """Choose, settle with the ledger, and leave one model; the rest of a search that stops at random is erased."""
-        choice = Choice.load(brief.folder)
+    def _conclude(
+        self,
+        brief: Brief,
+        decision: Decision,
+        source: Source,
+        seconds: float,
+        folder: RunFolder,
+        reservation: Reservation | None,
+    ) -> Outcome:
+        """Choose, leave one model, settle; what a stopped search must not tell is erased. May be killed anywhere."""
+        choice = Choice.load(folder)
         if choice is None:
             results = [result for order in decision.orders if (result := finished(brief.place(order)))]
-            rng = randomness.generator(noise_seed(self.seed, len(decision.orders)))
+            rng = randomness.generator(noise_seed(self.seed, 0 if brief.secret else len(decision.orders)))
             choice = choose(brief, decision.scheme, decision.orders, results, source, rng)
-            choice.save(brief.folder)
-        self._settle(decision)
+            choice.save(folder, hidden=brief.secret)
         outcome = self._outcome(brief, decision, choice, seconds)
         if outcome.guarantee.epsilon > self.budget.epsilon:
             raise BudgetRefused(
-                f"the runs of this search cost epsilon {outcome.guarantee.epsilon:.4g}, above its budget of "
-                f"{self.budget.epsilon:.4g}. Its results in {brief.folder} must not be released."
+                f"the runs of this search cost epsilon {format_up(outcome.guarantee.epsilon)}, above its budget of "
+                f"{self.budget.epsilon:g}. Its results in {folder.path} must not be released."
             )
-        outcome.save(brief.folder)
-        if decision.scheme.stopping is not None:
-            erase_runs(brief, decision)
+        outcome.save(folder, lambda: settle_once(reservation, decision.scheme.event))
+        if brief.secret:
+            secret.erase(folder.path, decision.started)
         return outcome
 
-    def _recall(self, decision: Decision, selection: Selection, folder: Path) -> Outcome:
+    def _recall(self, decision: Decision, selection: Selection, folder: RunFolder) -> Outcome:
         """The outcome of a search that has ended: choosing twice would cost twice."""
-        brief = self._brief(decision, selection, folder)
         if decision.scheme.stopping is not None:
-            erase_runs(brief, decision)
-        return Outcome.load(folder, self.trainer(0).model, decision.scheme, selection)
+            secret.erase(folder.path, decision.started)
+        return Outcome.load(folder.path, self.trainer(0).model, decision.scheme, selection)
 
     def _outcome(self, brief: Brief, decision: Decision, choice: Choice, seconds: float) -> Outcome:
         order = next(order for order in decision.orders if order.number == choice.number)
         runs = [result for order in decision.orders if (result := finished(brief.place(order)))]
-        if decision.scheme.stopping is not None:
-            runs = [replace(run, number=0, repetition=0) for run in runs if run.number == choice.number]
+        if brief.secret:
+            check_events(runs, decision.scheme)
+            runs = [replace(run, number=0, repetition=0, seconds=None) for run in runs if run.number == choice.number]
         thesis = brief.selection.kind is Kind.TEST_SET
         return Outcome(
             trained(brief, order).model, order.configuration, decision.scheme, brief.selection, tuple(runs),
-            self.space.runs, self.seed is None and not thesis, seconds,
+            self.space.runs, self.seed is None and not thesis, None if brief.secret else seconds,
             choice.metric, choice.score, choice.spread, self.seeds if thesis else 1,
         )  # fmt: skip
 
-    def _settle(self, decision: Decision) -> None:
-        if self.ledger is None or self.dataset_budget is None or decision.reservation is None:
-            return
-        spends = self.ledger.statement(self.dataset_budget).having(Status.OPEN)
-        if any(spend.id == decision.reservation for spend in spends):
-            self.ledger.settle(decision.reservation, decision.scheme.event)
+
+def check_events(runs: Sequence[Result], scheme: Scheme) -> None:
+    """Refuse the outcome of a stopped search of which a run did something else to the data than was paid for.
+
+    Args:
+        runs: All runs.
+        scheme: How the search was paid for.
+    """
+    stop = scheme.stopping
+    if stop is None:
+        return
+    paid = stop.event.events[0] if scheme.choice != NOTHING and isinstance(stop.event, Composed) else stop.event
+    if any(from_dict(run.event) != paid for run in runs):
+        raise BudgetRefused("a run of this search cost more than was paid for: its results must not be released.")
 
 
-def erase_runs(brief: Brief, decision: Decision) -> None:
-    """Leave nothing of a search that stops at random but its outcome: not the other runs, not how many there were."""
-    shutil.rmtree(brief.folder / "runs", ignore_errors=True)
-    (brief.folder / CHOICE).unlink(missing_ok=True)
-    replace(decision, orders=()).save(brief.folder)
+def describe(value: Any) -> Any:
+    """``value`` as plain text that two alike have in common: a function by its name, an object by its fields."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, functools.partial):
+        return f"{describe(value.func)}{value.args}{sorted(value.keywords.items())}"
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)

@@ -31,6 +31,7 @@ GAMMA = (0.1, 0.3, 0.5, 0.7, 0.9)
 INITIAL = 0.1
 RATE = 2.5e-3
 REACH = 0.35
+MOST_VALUES = 1000
 
 Fields = Callable[[Configuration], dict[str, Any]]
 """From a configuration to fields of `sordina.Trainer`."""
@@ -47,8 +48,8 @@ class Strategy:
 
     def grid(self, granularity: int) -> Grid:
         """The grid with ``granularity`` values per range."""
-        if granularity < 1:
-            raise InvalidInput(f"the granularity of a grid is at least 1, got {granularity}.")
+        if not 1 <= granularity <= MOST_VALUES:
+            raise InvalidInput(f"the granularity of a grid lies between 1 and {MOST_VALUES}, got {granularity}.")
         return Grid(self.axes(granularity))
 
 

@@ -49,6 +49,13 @@ class Named:
     def __post_init__(self) -> None:
         if not 0 <= self.hold_out < 1:
             raise InvalidInput(f"the held-out share must lie in [0, 1), got {self.hold_out}.")
+        for name, count in (("rows", self.rows), ("test_rows", self.test_rows), ("batch_size", self.batch_size)):
+            if count is not None and count < 1:
+                raise InvalidInput(f"{name} must be at least 1, got {count}.")
+        if not 0 < self.epochs < math.inf:
+            raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
+        if not 0 <= self.split_seed < 1 << 64:
+            raise InvalidInput(f"a seed is a whole number from 0 to 2^64 - 1, got {self.split_seed}.")
 
     def data(self) -> Data:
         """The data set, cut to ``rows`` and ``test_rows``; loaded once per process."""

@@ -70,7 +70,7 @@ def _member(brief: Brief, order: Order, train: Any) -> _Member:
     private = trainer.private(train)
     private.journal = Journal.open(folder / "journal.jsonl")
     if private.releasable:
-        private.book(private.journal.claimed)
+        private.book(min(private.journal.claimed, private.plan.steps))
     return _Member(
         order, trainer, private, Best(trainer.model, folder / "best.pt", brief.patience), Diverging(trainer.model),
         MetricsFile(folder / "metrics.jsonl"), iter(private),

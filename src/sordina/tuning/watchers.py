@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sordina import private_files
 from sordina.training import StopTraining
-from sordina.training.checkpoint import atomically
 from sordina.training.rate import typical_size
 
 LARGE, GROWTH = 10.0, 100.0
@@ -78,7 +78,7 @@ class Best(_Watcher):
         if better(self.metric, value, self.value):
             self.value, self.step, self._since = value, entry["step"], 0
             best = {"metric": self.metric, "value": value, "step": self.step, "weights": self._model.state_dict()}
-            atomically(self._path, lambda path: torch.save(best, path))
+            private_files.write(self._path, lambda file: torch.save(best, file))
             return
         self._since += 1
         if self._patience is not None and self._since >= self._patience:

@@ -40,13 +40,20 @@ class Given:
 
 
 def carry_out(brief: Brief, groups: Sequence[Sequence[Order]], source: Source, workers: int) -> None:
-    """Do all groups of runs; a group of several is one batched computation."""
-    if workers == 1 or len(groups) < 2:
+    """Do all groups of runs; a group of several is one batched computation.
+
+    Args:
+        brief: What the runs have in common.
+        groups: The runs.
+        source: Training and validation data.
+        workers: How many processes, and so how many threads each has: fewer groups do not change it, since a search
+            that stops at random must not compute differently by how many runs there are.
+    """
+    if workers == 1:
         train, validation = source()
         for group in groups:
             _carry_out(brief, group, train, validation)
         return
-    count = min(workers, len(groups))
     try:
         parcel = pickle.dumps((brief, source))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -54,9 +61,9 @@ def carry_out(brief: Brief, groups: Sequence[Sequence[Order]], source: Source, w
             f"the search cannot be sent to worker processes ({error}): define the trainer at the top of a module, or "
             "use workers=1."
         ) from error
-    threads = max(1, cores() // count)
+    threads = max(1, cores() // workers)
     with ProcessPoolExecutor(
-        count, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(parcel, threads)
+        workers, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(parcel, threads)
     ) as pool:
         tasks = [pool.submit(_task, list(group)) for group in groups]
         try:
@@ -77,10 +84,11 @@ def cores() -> int:
 
 
 def _carry_out(brief: Brief, group: Sequence[Order], train: Any, validation: Any) -> None:
-    if len(group) == 1:
-        perform(brief, group[0], train, validation)
-    else:
+    if brief.stacked:
         perform_together(brief, group, train, validation)
+        return
+    for order in group:
+        perform(brief, order, train, validation)
 
 
 _here: dict[str, Any] = {}
