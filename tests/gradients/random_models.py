@@ -108,7 +108,7 @@ def draw(seed: int) -> Program:
         rows_per_unit=rows,
         microbatch=r.choice([None, None, None, 1, 2]) if not planted else None,
         clipping=r.choice(["fixed", "fixed", "fixed", "fixed", "automatic", "per layer", "quantile"]),
-        sizes=tuple(r.sample((2, 5, 4, 3), 2)) if planted else (*r.sample((1, 2, 5, 4, 3), 2),),
+        sizes=tuple(r.sample((2, 5, 4, 3) if planted else (1, 2, 5, 4, 3), r.choice((1, 1, 2)))),
     )
 
 
