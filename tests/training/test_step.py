@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 from sordina.accounting import Gaussian, PoissonSampled
 from sordina.clipping import Fixed, Online, PerLayer, Quantile, Sector, arrange
-from sordina.errors import TrainingFailed, Unsupported
+from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.explicit import MatrixTape
 from sordina.training.step import PrivateStep
 
@@ -44,6 +46,19 @@ def test_the_event_is_derived_from_the_noise_that_is_added(plan, policy):
         assert event.event.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
 
 
+@dataclass(frozen=True)
+class Generous(Fixed):
+    """A policy with a second query whose noise was forgotten in the split."""
+
+    def split(self, noise_multiplier):
+        return (noise_multiplier / 10,)
+
+
+def test_noise_that_does_not_add_up_to_the_plan_is_refused(plan):
+    with pytest.raises(InvalidInput, match="does not add up"):
+        PrivateStep(plan, arrange(Generous(1.0), ["w"]), [6])
+
+
 def test_an_empty_batch_is_a_legal_step(plan):
     step, (answer,) = run(plan, Online(), [])
     assert [tuple(a.shape) for a in answer.answers] == [(6,), (6,), ()]
@@ -61,16 +76,26 @@ def test_a_vector_that_is_not_finite_adds_nothing(plan, bad):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_a_sum_that_is_not_finite_stops_the_run(plan):
-    with pytest.raises(TrainingFailed, match="stay on record"):
-        run(plan, Fixed(1.0), [Overflowing(matrix(3))])
+@pytest.mark.parametrize("policy", [Fixed(1.0), Online(), Quantile()], ids=repr)
+@pytest.mark.parametrize("victim", [0, 3, 6])
+def test_a_sample_whose_sum_overflows_adds_nothing_and_stops_nothing(plan, policy, victim):
+    vectors = matrix(7)
+    rest = [row for row in range(7) if row != victim]
+    _, (answer,) = run(plan, policy, [Overflowing(vectors, victim)])
+    _, (without,) = run(plan, policy, [MatrixTape(vectors[rest])])
+    torch.testing.assert_close(answer.answers[0], without.answers[0], rtol=1e-12, atol=1e-12)
 
 
 class Overflowing(MatrixTape):
-    """A tape whose sums overflow although no norm does."""
+    """A tape on which the sum over one sample overflows although its norm does not."""
+
+    def __init__(self, vectors, victim):
+        super().__init__(vectors)
+        object.__setattr__(self, "victim", victim)
 
     def contract(self, queries, direction=None, group=0):
-        return [answer * torch.inf for answer in super().contract(queries, direction, group)]
+        hit = any(float(query.own[self.victim]) != 0 for query in queries if hasattr(query, "own"))
+        return [answer * torch.inf if hit else answer for answer in super().contract(queries, direction, group)]
 
 
 def test_sector_needs_replace_one_before_anything_runs(plan):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sordina as sd
+from sordina.accounting.ledger import Status
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
 from sordina.training.rate import typical_size
@@ -146,7 +147,7 @@ def test_a_crash_leaves_its_reservation_and_a_resumed_run_settles_it(make_model,
     run = trainer(make_model(), **options).fit(data, resume=True)
     assert run.steps == 20
     assert ledger.spent("people") <= 6 * (1 + 1e-9)
-    assert not ledger.statement("people").having("open")
+    assert not ledger.statement("people").having(Status.OPEN)
 
 
 @pytest.mark.parametrize("rate", [LearningRateRule(), SteadyRate(), DistanceRate(), AutomaticRate()], ids=repr)

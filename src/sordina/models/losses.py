@@ -31,13 +31,24 @@ def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean squared difference over everything but the rows; a target (B,) also meets an output (B, 1)."""
+    _refuse_other_rows(outputs, targets)
     difference = outputs - targets.reshape(outputs.shape)
     return difference.square().flatten(start_dim=1).mean(dim=1) if difference.dim() > 1 else difference.square()
 
 
 def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
     """``max(0, 1 - s y)`` for one score per row and targets in {0, 1}, read as y = 2 t - 1."""
+    _refuse_other_rows(outputs, targets)
     return torch.relu(1 - outputs.reshape(targets.shape) * (2 * targets - 1))
+
+
+def _refuse_other_rows(outputs: Tensor, targets: Tensor) -> None:
+    """Refuse shapes whose rows do not pair one to one: a reshape would mix samples."""
+    if len(outputs) != len(targets) or outputs.numel() != targets.numel():
+        raise InvalidInput(
+            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} do not pair row by "
+            "row: give each row as many targets as it has outputs."
+        )
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "next-token": next_token, "mse": mse, "hinge": hinge}

@@ -13,7 +13,7 @@ from sordina.clipping import Fixed, Online
 from sordina.reproduction.experiment import Job
 from sordina.reproduction.findings import Curve, Findings, Panel, Value
 from sordina.training import AutomaticRate
-from sordina.training.private import make_schedule
+from sordina.training.own_loop import make_schedule
 from sordina.tuning.run import Brief, Order, Result, finished
 from sordina.tuning.scheme import Schedule, make_scheme
 from sordina.tuning.selection import Kind, Selection

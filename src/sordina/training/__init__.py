@@ -3,8 +3,9 @@
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
 from sordina.training.distance import AutomaticRate, DistanceRate
 from sordina.training.evaluate import evaluate
+from sordina.training.own_loop import make_private
 from sordina.training.plan import Plan, make_plan
-from sordina.training.private import Private, make_private
+from sordina.training.private import Private
 from sordina.training.rate import LearningRateRule, SteadyRate
 from sordina.training.run import Run
 from sordina.training.step import PrivateStep

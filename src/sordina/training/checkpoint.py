@@ -1,25 +1,27 @@
-"""Checkpoints: everything a killed run needs to go on, written whole or not at all.
+"""Checkpoints: everything a killed run needs to go on, in one file.
 
 The generator's state is kept for seeded runs only. A secure generator's key would let whoever reads the checkpoint take
-the noise away, so it is never written; a resumed run draws a fresh one.
+the noise away, so it is never written; a resumed run draws a fresh one. All else in a checkpoint was released anyway.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from sordina import randomness
 from sordina.clipping import online, quantile, sector, trailing
 from sordina.errors import InvalidInput
 from sordina.training.distance import DistanceState
 from sordina.training.private import Private
 from sordina.training.rate import RateState, SteadyState
 
-_FORMAT = 1
+_FORMAT = 2
 _STATES: list[Any] = [
     online.OnlineState, quantile.QuantileState, sector.SectorState, trailing.TrailingState, RateState,
     SteadyState, DistanceState,
@@ -35,50 +37,80 @@ def atomically(path: Path, write: Any) -> None:
     temporary.replace(path)
 
 
-def save(private: Private, path: Path, extra: dict[str, Any]) -> None:
-    """Write the state of ``private`` and ``extra`` (plain data of the caller) to ``path``."""
+def save(private: Private, run_id: str, file: BinaryIO) -> None:
+    """Write the state of ``private`` into ``file``.
+
+    Args:
+        private: The run.
+        run_id: Whose checkpoint this is.
+        file: Open for writing.
+    """
     state = {
         "format": _FORMAT,
-        "fingerprint": fingerprint(private),
+        "run": run_id,
         "model": private.model.state_dict(),
         "optimizer": private.optimizer.state_dict(),
         "policies": private.private_step.states,
         "rate": private.rate_state,
         "steps": private.steps_taken,
+        "trained": private.trained_steps,
+        "lost": private.lost_steps,
         "rng": None if private.releasable else private.rng.bit_generator.state,
-        "extra": extra,
+        "history": private.history,
     }
-    atomically(path, lambda temporary: torch.save(state, temporary))
+    torch.save(state, file)
 
 
-def load(private: Private, path: Path, claimed: int) -> dict[str, Any]:
-    """Restore ``private`` from ``path`` and return the caller's ``extra``.
+def restore(private: Private, run_id: str, content: bytes, claimed: int) -> None:
+    """Put ``private`` where a checkpoint was taken.
 
-    ``claimed`` is the journal's word on how many steps may have been taken. Steps after the checkpoint are lost but
-    count as spent, unless the run is seeded: then they are repeated with the same noise, which reveals nothing new.
+    Steps after the checkpoint are lost but count as spent, unless the run is seeded: then they are repeated with the
+    same noise, which reveals nothing new.
+
+    Args:
+        private: The run, not begun yet.
+        run_id: Whose checkpoint it must be.
+        content: The checkpoint.
+        claimed: The journal's word on how many steps may have been taken.
     """
-    with torch.serialization.safe_globals(_STATES):
-        state = torch.load(path, weights_only=True)
-    if state["format"] != _FORMAT or state["fingerprint"] != fingerprint(private):
-        raise InvalidInput(
-            f"{path} belongs to another run (plan, clipping or model differ). Resume with the options the run was "
-            "started with, or choose another folder."
-        )
+    state = _read(private, content)
+    if state["format"] != _FORMAT or state["run"] != run_id:
+        raise InvalidInput("the checkpoint belongs to another run, or to another version of Sordina.")
     private.model.load_state_dict(state["model"])
     private.optimizer.load_state_dict(state["optimizer"])
     private.private_step.states = list(state["policies"])
     private.rate_state = state["rate"]
+    private.history = list(state["history"])
+    private.trained_steps = int(state["trained"])
+    private.earlier.forget()
+    private.book(state["steps"])
     if private.releasable:
-        private.book(max(claimed, state["steps"]))
+        private.book(claimed)
     else:
         private.rng.bit_generator.state = state["rng"]
-        private.book(state["steps"])
-    extra: dict[str, Any] = state["extra"]
-    return extra
+    private.lost_steps = int(state["lost"]) + private.steps_taken - int(state["steps"])
 
 
-def fingerprint(private: Private) -> str:
-    """What must agree for a run to be the same run."""
-    shapes = [tuple(parameter.shape) for parameter in private.model.parameters()]
-    policies = [part.policy for part in private.private_step.parts]
-    return repr((private.plan, policies, private.rule, shapes, randomness.releasable(private.rng)))
+def _read(private: Private, content: bytes) -> dict[str, Any]:
+    """The state in ``content``, by a reader that runs no code; the policies' and rates' own states are known to it."""
+    own = [type(one) for one in (*private.private_step.states, private.rate_state) if one is not None]
+    state = read_tensors(content, [*_STATES, *own])
+    if state is None or not {"format", "run"} <= state.keys():
+        raise InvalidInput("the checkpoint is damaged.")
+    return state
+
+
+def read_tensors(content: bytes, known: Sequence[Any] = ()) -> dict[str, Any] | None:
+    """The dictionary that ``torch.save`` wrote, read without running any code; None if it is damaged or anything else.
+
+    Args:
+        content: The bytes of the file.
+        known: Classes that may occur in it besides tensors and plain data.
+    """
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(list(known)):
+            warnings.simplefilter("ignore")
+            state = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception:
+        return None
+    return dict(state) if isinstance(state, dict) else None

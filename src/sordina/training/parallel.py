@@ -7,6 +7,7 @@ has the same law as a run of one: the same sampling, the same sum, the same sing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,14 @@ class Team:
         parcel = [indices]
         dist.broadcast_object_list(parcel, src=0)
         return np.asarray(parcel[0])
+
+    def tell(self, value: Any) -> Any:
+        """Rank 0's ``value``, plain data, on every rank."""
+        if self.size == 1:
+            return value
+        parcel = [value]
+        dist.broadcast_object_list(parcel, src=0)
+        return parcel[0]
 
     def portion(self, units: Indices) -> Indices:
         """This rank's part of a batch."""

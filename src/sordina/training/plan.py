@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from sordina.accounting import Event, Gaussian, Repeated, accountant, noise_multiplier
+import numpy as np
+
+from sordina.accounting import Account, Composed, Event, Gaussian, Repeated, accountant, noise_multiplier
+from sordina.accounting.events import NOTHING
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.sampling import Sampler
-from sordina.types import Adjacency, Budget, Guarantee, Unit, format_up
+from sordina.types import Adjacency, Budget, Guarantee, Unit, check_positive, format_up
 
 
 @dataclass(frozen=True)
@@ -45,22 +49,57 @@ class Plan:
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The guarantee after ``steps`` steps."""
-        return _guarantee(self, self.steps if steps is None else steps)
+        event = self.event(steps)
+        return _cost(self.accountant, event, self.budget.delta, self.adjacency, self.unit, self.private)
+
+
+def spent(plan: Plan, account: Account) -> Guarantee:
+    """What the events on ``account`` cost: the only way from a run to its epsilon.
+
+    Args:
+        plan: Whose delta, unit and accountant count.
+        account: The events that ran.
+    """
+    return _cost(plan.accountant, event_of(account), plan.budget.delta, plan.adjacency, plan.unit, plan.private)
+
+
+def event_of(account: Account) -> Event:
+    """Everything on ``account`` as one event; steps that are all alike as the plan states them.
+
+    Args:
+        account: The events that ran.
+    """
+    whole = account.event
+    return whole.events[0] if isinstance(whole, Composed) and len(whole.events) == 1 else whole
 
 
 @functools.lru_cache(maxsize=4096)
-def _guarantee(plan: Plan, steps: int) -> Guarantee:
+def _cost(name: str, event: Event, delta: float, adjacency: Adjacency, unit: Unit, private: bool) -> Guarantee:
     """Remembered, because the many runs of a search share one plan."""
-    delta, epsilon = plan.budget.delta, math.inf
-    if plan.private:
-        epsilon = accountant(plan.accountant).epsilon(plan.event(steps), delta, plan.adjacency)
-    return Guarantee(epsilon, delta, plan.adjacency, plan.unit)
+    epsilon = math.inf
+    if private:
+        epsilon = 0.0 if event == NOTHING else accountant(name).epsilon(event, delta, adjacency)
+    return Guarantee(epsilon, delta, adjacency, unit)
 
 
-def check_steps(steps: int) -> None:
+def check_whole(name: str, value: Any) -> int:
+    """Refuse anything but a whole number of at least one.
+
+    Args:
+        name: What it is, for the message.
+        value: What was given.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return int(value)
+
+
+def check_steps(steps: Any) -> None:
     """Refuse anything but a positive whole number of steps."""
-    if steps < 1 or int(steps) != steps:
-        raise InvalidInput(f"a run has at least one step, got {steps}.")
+    if isinstance(steps, bool) or not isinstance(steps, (int, float, np.number)) or not 1 <= steps < 2**53:
+        raise InvalidInput(f"a run has at least one step, got {steps!r}.")
+    if int(steps) != steps:
+        raise InvalidInput(f"a run has a whole number of steps, got {steps!r}.")
 
 
 def make_plan(
@@ -84,7 +123,9 @@ def make_plan(
     check_steps(steps)
     if math.isinf(budget.epsilon):
         return Plan(sampler, steps, budget, 0.0, unit, accountant)
-    if noise_multiplier is None:
+    if noise_multiplier is not None:
+        check_positive("noise_multiplier", noise_multiplier)
+    else:
         noise_multiplier = _calibrate(budget, sampler, steps, accountant)
     plan = Plan(sampler, steps, budget, noise_multiplier, unit, accountant)
     spent = plan.guarantee().epsilon

@@ -4,13 +4,17 @@ private = sd.make_private(model, optimizer, data, budget=sd.Budget(3, 1e-5), bat
 for x, y in private:
     losses = F.cross_entropy(model(x), y, reduction="none")
     private.step(losses)
-print(private.epsilon)
+run = private.finish()
+print(run.statement())
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,27 +22,36 @@ from torch import Tensor, nn
 
 from sordina import randomness
 from sordina.accounting import Account
-from sordina.clipping import Online, Policy, arrange
+from sordina.clipping import Policy, arrange
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
-from sordina.sampling import FixedSize, Poisson, Sampler, Users
+from sordina.journal import BLOCK, Journal
+from sordina.sampling import Users
 from sordina.seam import Released, Tape
 from sordina.training.batches import MicroBatch, as_rows, split
-from sordina.training.journal import Journal
+from sordina.training.earlier import Earlier
 from sordina.training.parallel import team
-from sordina.training.plan import Plan, make_plan
+from sordina.training.plan import Plan, check_whole, spent
 from sordina.training.rate import Rate, Start, typical_size
 from sordina.training.raw import raw_statistics
+from sordina.training.run import Run
 from sordina.training.step import PrivateStep, finite
-from sordina.types import Budget, Guarantee, Unit
+from sordina.types import Guarantee
+
+if TYPE_CHECKING:
+    from sordina.training.keeping import RunKeeper
+
+LOOKS = 20
+"""How often in a run the weights, which are released, are looked at: infinite ones end it."""
 
 
 class Private:
     """A model, an optimiser and data, bound together by one `Plan`. Made by `make_private`.
 
     Iterating draws batches until the plan's steps are used up; every drawn batch is on the account before anybody sees
-    it. `step` takes the per-sample losses of the batch just drawn, and no other.
+    it. `step` takes the per-sample losses of the batch just drawn, and no other. `finish` ends the run, and pays for
+    the whole plan: also for one that was left early, because when to leave may have been chosen from what was seen.
     """
 
     def __init__(
@@ -57,6 +70,8 @@ class Private:
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.rows = as_rows(data)
+        if microbatch is not None:
+            check_whole("microbatch", microbatch)
         self.users, self.microbatch, self.rng = users, microbatch, rng
         if users is not None and len(np.asarray(users.owners)) != self.rows.size:
             raise InvalidInput(f"owners name {len(np.asarray(users.owners))} rows but the data has {self.rows.size}.")
@@ -73,21 +88,50 @@ class Private:
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model))
         self.rate_state = learning_rate.init(start) if learning_rate else None
-        self.steps_taken = 0
+        self.steps_taken, self.trained_steps, self.lost_steps = 0, 0, 0
+        """Steps on the account; steps whose result is in the weights; steps paid for whose result a crash took."""
+        self.clipping = repr(clipping)
+        self.own_loop = True
+        self.history: list[dict[str, Any]] = []
+        self.on_step: Callable[[], None] | None = None
+        """Called after every step, also one whose batch was empty: that it was is nobody's business."""
+        self.keeper: RunKeeper | None = None
         self.journal: Journal | None = None
+        self.block = BLOCK
+        self.earlier = Earlier.of(model)
+        self._run: Run | None = None
+        self._begun = time.perf_counter()
         self.raw: dict[str, float] | None = {} if raw else None
         self._expected: MicroBatch | None = None
         self._event = self.private_step.event()
 
     @property
     def epsilon(self) -> float:
-        """What was spent so far, at the plan's delta."""
+        """What a model that leaves this loop costs, whenever it leaves: see `guarantee`."""
         return self.guarantee.epsilon
 
     @property
     def guarantee(self) -> Guarantee:
-        """The claim for what was spent so far."""
-        return self.plan.guarantee(self.steps_taken)
+        """The claim that holds however the loop is left: that of the whole plan (`so_far`: of the steps taken)."""
+        return self.plan.guarantee()
+
+    @property
+    def so_far(self) -> Guarantee:
+        """What the steps taken cost. No claim for a run that was left early: the steps left out are not given back."""
+        return spent(self.plan, self.account)
+
+    def statement(self) -> str:
+        """Which guarantee holds now, and which part of it was used, in a sentence."""
+        if self._run is not None or not self.plan.private:
+            return self.result().statement()
+        return (
+            f"{self.guarantee}, for the whole plan of {self.plan.steps} steps. {self.steps_taken} are on the account; "
+            "a run that is left early pays for the plan: call finish()."
+        )
+
+    def __len__(self) -> int:
+        """The planned steps. With micro-batches a step takes several iterations, with an empty batch none."""
+        return self.plan.steps
 
     @property
     def releasable(self) -> bool:
@@ -96,10 +140,12 @@ class Private:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches (or micro-batches), until the budget is used."""
+        if self._run is not None and self.steps_taken < self.plan.steps:
+            raise InvalidInput("this run has ended: bind model and data anew by make_private.")
         while self.steps_taken < self.plan.steps:
             pieces = self._draw()
             if not pieces:
-                self._finish()
+                self._complete_step()
             for piece in pieces:
                 self._expected = piece
                 yield self.rows.take(piece.rows)
@@ -107,9 +153,32 @@ class Private:
                     raise InvalidInput(
                         "a batch was drawn but step(losses) was not called for it; its cost is on record."
                     )
+            self._after_step()
+
+    def _after_step(self) -> None:
+        """What depends on the step's number and on released values only."""
+        last = self.steps_taken == self.plan.steps
+        if last or self.steps_taken % max(1, self.plan.steps // LOOKS) == 0:
+            self._refuse_infinite_weights()
+        if self.on_step is not None:
+            self.on_step()
+        if self.keeper is not None:
+            self.keeper.after_step(last=last)
+
+    def _refuse_infinite_weights(self) -> None:
+        if not all(finite(parameter) for members in self._parameters for parameter in members):
+            raise TrainingFailed(
+                f"the weights are no longer finite after step {self.steps_taken}, so training stopped. Lower the "
+                "learning rate."
+            )
 
     def book(self, steps: int) -> None:
-        """Put steps on the account until ``steps`` are on it."""
+        """Put steps on the account until ``steps`` are on it, but never more than the plan has.
+
+        Args:
+            steps: How many steps are to be on the account.
+        """
+        steps = min(steps, self.plan.steps)
         if steps > self.steps_taken:
             self.account.record(self._event, steps - self.steps_taken)
             self.steps_taken = steps
@@ -117,7 +186,8 @@ class Private:
     def _draw(self) -> list[MicroBatch]:
         """Book the next step, then draw its units."""
         if self.journal is not None:
-            self.journal.claim(self.steps_taken + 1, self.plan.steps)
+            self.journal.claim(self.steps_taken + 1, self.plan.steps, block=self.block)
+        self.earlier.begin(self.plan, self.account)
         self.book(self.steps_taken + 1)
         table = None
         if self.team.leads:
@@ -132,11 +202,6 @@ class Private:
         if piece is None:
             raise InvalidInput("step(losses) goes with a batch just drawn, once: iterate over the private object.")
         check_losses(losses, len(piece.rows))
-        if not finite(losses):
-            raise TrainingFailed(
-                f"the loss is not finite at step {self.steps_taken}, so training stopped; the steps taken stay on "
-                "record. Lower the learning rate or check the data for NaN."
-            )
         if piece.weights is not None:
             losses = losses * piece.weights.to(losses)
         if self.engine is None:
@@ -158,12 +223,13 @@ class Private:
 
     def _complete(self, piece: MicroBatch) -> bool:
         if piece.last:
-            self._finish()
+            self._complete_step()
         return piece.last
 
-    def _finish(self) -> None:
+    def _complete_step(self) -> None:
+        self.trained_steps += 1
         if self.engine is None:
-            self._finish_without_privacy()
+            self._complete_without_privacy()
             return
         released = self.private_step.finish(self._parameters[0][0].detach(), self.rng)
         means = [answer.mean() for answer in released]
@@ -175,7 +241,7 @@ class Private:
             for parameter in members:
                 parameter.grad = None
 
-    def _finish_without_privacy(self) -> None:
+    def _complete_without_privacy(self) -> None:
         for members in self._parameters:
             for parameter in members:
                 if self.team.size > 1:
@@ -184,6 +250,58 @@ class Private:
                     )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def finish(self) -> Run:
+        """End the run and say what it cost: the whole plan. Saves and settles where a folder and a ledger were given.
+
+        May be called again: a run ends once.
+        """
+        if self._run is None:
+            self.book(self.plan.steps)
+            run = self.result()
+            if self.keeper is not None:
+                self.keeper.finish(run)
+            self.close()
+            self._run = run
+        return self._run
+
+    def result(self) -> Run:
+        """The run as it stands: its guarantee is that of the steps on the account."""
+        if self._run is not None:
+            return self._run
+        return Run(
+            self.model, self.plan, self.account, self.steps_taken, self.clipping, self.releasable,
+            time.perf_counter() - self._begun, self.history, lost_steps=self.lost_steps, own_loop=self.own_loop,
+            earlier=self.earlier.guarantees(),
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """End the run and write model, metrics and guarantee into ``folder``.
+
+        Args:
+            folder: A folder that holds no run yet; not needed where `make_private` was given one.
+        """
+        return self.finish().save(folder)
+
+    def close(self) -> None:
+        """Leave the model as it was found and let go of the folder; a run that has not ended can be resumed."""
+        if self.engine is not None:
+            self.engine.close()
+        if self.keeper is not None:
+            self.keeper.close()
+
+    def __enter__(self) -> Private:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        if self.keeper is not None and self._run is None:
+            self.keeper.failed(error)
+        self.close()
 
     def _set_learning_rate(self, released: list[Released], means: list[Tensor]) -> None:
         noise = max(answer.noise[0] / answer.divisor for answer in released)
@@ -201,60 +319,3 @@ def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:
     parts = vector.split_with_sizes([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad = part.view(parameter.shape)
-
-
-def make_sampler(kind: str, batch_size: int, population: int) -> Sampler:
-    """``"poisson"`` (add/remove neighbours) or ``"fixed-size"`` (replace-one neighbours)."""
-    if kind == "poisson":
-        return Poisson(batch_size, population)
-    if kind == "fixed-size":
-        return FixedSize(batch_size, population)
-    raise InvalidInput(f"unknown sampling {kind!r}: use 'poisson' or 'fixed-size'.")
-
-
-def make_schedule(
-    units: int, *, batch_size: int, epochs: float, steps: int | None, sampling: str, population: int | None
-) -> tuple[Sampler, int]:
-    """The sampler and the number of steps of a run over ``units`` units."""
-    population = units if population is None else population
-    sampler = make_sampler(sampling, batch_size, population)
-    return sampler, max(1, round(epochs * population / batch_size)) if steps is None else steps
-
-
-def make_private(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: Any,
-    *,
-    budget: Budget,
-    batch_size: int,
-    epochs: float = 1,
-    steps: int | None = None,
-    clipping: Policy[Any] | PerLayer | None = None,
-    sampling: str = "poisson",
-    population: int | None = None,
-    users: Users | None = None,
-    noise_multiplier: float | None = None,
-    accountant: str = "pld",
-    microbatch: int | None = None,
-    learning_rate: Rate[Any] | None = None,
-    raw: bool = False,
-    seed: int | None = None,
-) -> Private:
-    """Bind ``model``, ``optimizer`` and ``data`` to a budget; iterate over the result and call its ``step``.
-
-    ``batch_size`` is the expected size of a batch. ``population`` is the public number of units that the sampling rate
-    is computed from; left out, the size of the data is taken, and thereby treated as public. ``raw=True`` collects
-    statistics that are NOT private (`sordina.training.raw`).
-    """
-    units = len(users) if users is not None else as_rows(data).size
-    sampler, steps = make_schedule(
-        units, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling, population=population
-    )
-    unit = Unit.RECORD if users is None else Unit.USER
-    plan = make_plan(budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier)
-    return Private(
-        model, optimizer, data, plan, clipping or Online(),
-        rng=randomness.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
-        raw=raw,
-    )  # fmt: skip

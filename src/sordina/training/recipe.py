@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sordina import clipping, datasets, models
+from sordina import clipping, datasets, models, private_files
 from sordina.accounting.ledger import Ledger
 from sordina.clipping.names import named
 from sordina.datasets import Column, Data, Task
 from sordina.errors import InvalidInput
-from sordina.training.checkpoint import atomically
+from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
+from sordina.training.checkpoint import read_tensors
 from sordina.training.losses import Loss
+from sordina.training.own_loop import make_schedule
 from sordina.training.plan import make_plan
-from sordina.training.private import make_schedule
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer
 from sordina.types import Budget
@@ -65,6 +65,8 @@ class Recipe:
         Budget(self.epsilon, self.delta)
         if self.batch_size < 1:
             raise InvalidInput(f"batch size must be at least 1, got {self.batch_size}.")
+        if self.microbatch is not None and self.microbatch < 1:
+            raise InvalidInput(f"microbatch must be at least 1, got {self.microbatch}.")
         if self.rows is not None and self.rows < 1:
             raise InvalidInput(f"at least one row to train on, got {self.rows}.")
         if not 0 <= self.random_labels <= 1:
@@ -171,26 +173,28 @@ def train(
     if ledger is not None and dataset_budget is not None and not resume:
         recipe.refuse_early(ledger, dataset_budget)
     data = recipe.load()
-    trainer = recipe.trainer(data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress)
-    run = trainer.fit(data.train, validation=data.test, resume=resume)
-    if folder is not None:
-        text = json.dumps(asdict(recipe), indent=2) + "\n"
-        atomically(folder / "recipe.json", lambda path: path.write_text(text))
-    return run
+    trainer = recipe.trainer(
+        data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=asdict(recipe)
+    )
+    return trainer.fit(data.train, validation=data.test, resume=resume)
 
 
 def open_run(folder: str | Path) -> tuple[Recipe, Data, nn.Module, dict[str, Any]]:
     """A finished run by its folder alone: its recipe, its data, its trained model and its privacy facts."""
     folder = Path(folder)
     try:
-        recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
-        privacy = json.loads((folder / "privacy.json").read_text())
-        weights = torch.load(folder / "model.pt", weights_only=True)
-    except (OSError, TypeError, ValueError) as error:
-        raise InvalidInput(f"{folder} is not the folder of a finished `sordina train` run: {error}.") from error
+        recipe = Recipe(**read_json(folder / RECIPE))
+        privacy = read_claim(folder)
+        weights = private_files.read(folder / MODEL)
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"{folder} is not the folder of a finished `sordina train` run: {reason}") from error
     data = recipe.load()
     model = recipe.build(data)
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(read_tensors(weights) or {})
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{folder / MODEL} does not hold the weights of the model in {RECIPE}.") from error
     return recipe, data, model, privacy
 
 
@@ -205,6 +209,7 @@ def summary(run: Run) -> dict[str, Any]:
         "noise_multiplier": run.plan.noise_multiplier,
         "adjacency": str(run.plan.adjacency),
         "steps": run.steps,
+        **({"lost_steps": run.lost_steps} if run.lost_steps else {}),
         "seconds": round(run.seconds, 3),
         "releasable": run.releasable,
     }

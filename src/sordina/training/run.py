@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from torch import nn
 
 import sordina
-from sordina.accounting import to_dict
-from sordina.training.checkpoint import atomically
-from sordina.training.plan import Plan
+from sordina.accounting import Account, Event, to_dict
+from sordina.run_folder import METRICS, RunFolder
+from sordina.training.plan import Plan, event_of, spent
 from sordina.training.raw import CAVEAT, KEY
 from sordina.types import Guarantee
 
@@ -23,6 +24,10 @@ CAVEATS = (
     "The population size that the sampling rate is computed from is treated as public.",
     "Validation data are not covered by the guarantee: their scores are computed without noise.",
     "Noise is drawn in floating point; the guarantee is that of the ideal Gaussian mechanism.",
+)
+OWN_LOOP = (
+    "The losses came from a loop of the user's own: that the loss of a sample depends on this sample alone is the "
+    "user's word, as far as the model itself does not tell."
 )
 
 
@@ -32,16 +37,30 @@ class Run:
 
     model: nn.Module
     plan: Plan
+    account: Account
+    """The events that ran: what is claimed and what is settled comes from here alone."""
     steps: int
+    """The steps on the account."""
     clipping: str
     releasable: bool
     seconds: float
     history: list[dict[str, Any]] = field(default_factory=list)
+    lost_steps: int = 0
+    """Steps on the account whose results were lost in a crash."""
+    own_loop: bool = False
+    """Whether the losses came from a loop that was not ours."""
+    earlier: tuple[Guarantee, ...] = ()
+    """What earlier runs on the same model, in the same process, cost."""
+
+    @property
+    def event(self) -> Event:
+        """Everything that ran, as one event."""
+        return event_of(self.account)
 
     @property
     def guarantee(self) -> Guarantee:
-        """The claim for the steps that were booked."""
-        return self.plan.guarantee(self.steps)
+        """The claim for everything on the account."""
+        return spent(self.plan, self.account)
 
     @property
     def epsilon(self) -> float:
@@ -75,7 +94,8 @@ class Run:
             "clipping": self.clipping,
             "steps": self.steps,
             "planned_steps": self.plan.steps,
-            "event": to_dict(self.plan.event(self.steps)),
+            "lost_steps": self.lost_steps,
+            "event": to_dict(self.event),
             "releasable": self.releasable,
             "caveats": self.caveats,
             "versions": versions(),
@@ -84,28 +104,54 @@ class Run:
     @property
     def caveats(self) -> list[str]:
         """What the guarantee does not cover."""
-        raw = any(KEY in entry for entry in self.history)
-        return [*CAVEATS, CAVEAT] if raw else list(CAVEATS)
+        found = [*CAVEATS]
+        if any(KEY in entry for entry in self.history):
+            found.append(CAVEAT)
+        if self.own_loop:
+            found.append(OWN_LOOP)
+        if self.lost_steps:
+            found.append(
+                f"{self.lost_steps} of the {self.steps} steps paid for were lost when the run was interrupted: they "
+                "are not in the model."
+            )
+        if self.earlier:
+            before = "; ".join(str(one) for one in self.earlier)
+            found.append(
+                "The model had been trained before in the same process, and that run is not in this figure: "
+                f"{before}. For people who were in both, the costs add up."
+            )
+        return found
 
     def statement(self) -> str:
         """The guarantee in a sentence."""
         if not self.plan.private:
             return "NOT PRIVATE: trained without clipping and noise; nothing is guaranteed to anybody."
         claim = str(self.guarantee)
+        if self.earlier:
+            claim += ", for the last run alone (the model had been trained before: see the caveats)"
         if not self.releasable:
             return f"{claim}, IF the noise were secret: this run was seeded for reproduction, so do not release it."
         return f"{claim}."
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``model.pt``, ``metrics.jsonl`` and ``privacy.json`` into ``folder``."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        atomically(folder / "model.pt", lambda path: torch.save(self.model.state_dict(), path))
-        lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
-        atomically(folder / "metrics.jsonl", lambda path: path.write_text(lines))
-        facts = json.dumps(self.privacy(), indent=2) + "\n"
-        atomically(folder / "privacy.json", lambda path: path.write_text(facts))
-        return folder
+        """Write ``model.pt``, ``metrics.jsonl`` and ``privacy.json`` into ``folder``.
+
+        Args:
+            folder: A folder that holds no run yet.
+        """
+        with RunFolder.begin(folder, "train", {"saved": self.privacy()}) as held:
+            self.leave(held)
+        return Path(folder)
+
+    def leave(self, folder: RunFolder, settle: Callable[[], object] | None = None) -> None:
+        """The end of a run in ``folder``: metrics, model, guarantee, settlement; may be killed and repeated.
+
+        Args:
+            folder: The folder, held.
+            settle: Settles the reservation.
+        """
+        folder.write(METRICS, "".join(json.dumps(entry) + "\n" for entry in self.history).encode())
+        folder.finish(lambda file: torch.save(self.model.state_dict(), file), self.privacy(), settle)
 
 
 def versions() -> dict[str, str]:

@@ -13,11 +13,14 @@ from torch import Tensor
 from sordina.accounting import Event, Gaussian
 from sordina.clipping import Part
 from sordina.clipping.policy import spread
-from sordina.errors import TrainingFailed
-from sordina.seam import Released, Scalars, Tape, VectorQuery
+from sordina.errors import InvalidInput
+from sordina.seam import Query, Released, ScalarQuery, Scalars, Tape, VectorQuery
 from sordina.training.noise import release
 from sordina.training.parallel import Team
 from sordina.training.plan import Plan
+
+_ROUNDING = 1e-9
+"""Relative distance below which two noise multipliers are the same one, computed in another order."""
 
 
 class PrivateStep:
@@ -34,21 +37,33 @@ class PrivateStep:
         self.team = team or Team()
         self.states: list[Any] = [part.policy.init(size) for part, size in zip(self.parts, self.sizes, strict=True)]
         share = plan.noise_multiplier * len(self.parts) ** 0.5
-        self.multipliers = [part.policy.split(share) for part in self.parts]
+        self.multipliers = [tuple(part.policy.split(share)) for part in self.parts]
+        self._refuse_other_noise()
         for part, state in zip(self.parts, self.states, strict=True):
             part.policy.bounds(state, plan.adjacency)
         self._totals: list[list[Tensor] | None] = [None] * len(self.parts)
 
     def event(self) -> Event:
-        """What one step costs, derived from the noise that is really added."""
-        return self.plan.sampler.event(Gaussian(spread([nu for shares in self.multipliers for nu in shares])))
+        """What one step costs: the plan's, since the noise that is added was found to add up to it."""
+        return self.plan.sampler.event(Gaussian(self.plan.noise_multiplier))
+
+    def _refuse_other_noise(self) -> None:
+        """Refuse policies whose queries together cost anything but what the plan states for a step."""
+        wanted = self.plan.noise_multiplier
+        added = spread([nu for shares in self.multipliers for nu in shares])
+        if not math.isclose(added, wanted, rel_tol=_ROUNDING):
+            names = ", ".join(sorted({type(part.policy).__name__ for part in self.parts}))
+            raise InvalidInput(
+                f"the noise of {names} does not add up: its queries cost what noise multiplier {added:.6g} costs, but "
+                f"the plan states {wanted:.6g}. Its split must keep sum(nu_k^-2) = nu^-2 (clipping.policy.side_query)."
+            )
 
     def absorb(self, tape: Tape) -> None:
         """Clip the samples of one tape and add them to the batch's totals."""
         for group, (part, state) in enumerate(zip(self.parts, self.states, strict=True)):
             direction = part.policy.direction(state)
             queries = part.policy.ask(tape.scalars(direction, group), state)
-            answers = tape.contract(queries, direction, group)
+            answers = _finite_sums(tape, queries, direction, group)
             totals = self._totals[group]
             self._totals[group] = (
                 answers if totals is None else [t.add_(a) for t, a in zip(totals, answers, strict=True)]
@@ -72,13 +87,7 @@ class PrivateStep:
         totals = self._totals[group]
         if totals is None:
             totals = self._zeros(group, like)
-        totals = [self.team.add(total) for total in totals]
-        if not all(map(finite, totals)):
-            raise TrainingFailed(
-                "a gradient is not finite, so training stopped; the steps taken stay on record. Lower the learning "
-                "rate or check the data for NaN and very large values."
-            )
-        return totals
+        return [self.team.add(total) for total in totals]
 
     def _zeros(self, group: int, like: Tensor) -> list[Tensor]:
         """The totals of an empty batch: zero vectors and zero counts, in the shapes the policy's queries have."""
@@ -92,6 +101,47 @@ class PrivateStep:
     def thresholds(self) -> list[float]:
         """The current threshold of each part."""
         return [part.policy.threshold(state) for part, state in zip(self.parts, self.states, strict=True)]
+
+
+def _finite_sums(tape: Tape, queries: Sequence[Query], direction: Tensor | None, group: int) -> list[Tensor]:
+    """The answers to ``queries``, without the units whose own vector is not finite after clipping.
+
+    Such a unit must be neither seen nor heard: it adds nothing, the others add what they add, and nothing stops. The
+    batch is halved until the unit is alone, so this costs something only when it happens.
+    """
+    answers = tape.contract(queries, direction, group)
+    if all(map(finite, answers)):
+        return answers
+    units = len(_coefficients(queries[0])[0])
+    totals = [torch.zeros_like(answer) for answer in answers]
+    waiting = [(0, units // 2), (units // 2, units)] if units > 1 else []
+    while waiting:
+        start, stop = waiting.pop()
+        part = tape.contract([_only(query, start, stop) for query in queries], direction, group)
+        if all(map(finite, part)):
+            totals = [total.add_(one) for total, one in zip(totals, part, strict=True)]
+        elif stop - start > 1:
+            middle = (start + stop) // 2
+            waiting += [(start, middle), (middle, stop)]
+    return totals
+
+
+def _coefficients(query: Query) -> list[Tensor]:
+    values = [query.own, query.ref] if isinstance(query, VectorQuery) else [query.value]
+    return [value for value in values if value is not None]
+
+
+def _only(query: Query, start: int, stop: int) -> Query:
+    """``query`` about the units from ``start`` to ``stop`` alone."""
+
+    def kept(values: Tensor) -> Tensor:
+        inside = torch.zeros_like(values)
+        inside[start:stop] = values[start:stop]
+        return inside
+
+    if isinstance(query, VectorQuery):
+        return VectorQuery(kept(query.own), None if query.ref is None else kept(query.ref))
+    return ScalarQuery(kept(query.value))
 
 
 def finite(values: Tensor) -> bool:

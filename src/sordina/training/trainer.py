@@ -9,31 +9,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from sordina.accounting.ledger import Ledger, Reservation
-from sordina.clipping import Online, Policy
+from sordina.accounting.ledger import Ledger
+from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput
+from sordina.run_folder import METRICS
 from sordina.sampling import Users
-from sordina.training import checkpoint
-from sordina.training.batches import inputs_and_target
+from sordina.training.batches import as_rows, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
+from sordina.training.data_checks import check_takes
 from sordina.training.distance import AutomaticRate
 from sordina.training.evaluate import evaluate
-from sordina.training.journal import Journal
+from sordina.training.keeping import RunKeeper
 from sordina.training.losses import Loss, per_sample
-from sordina.training.private import Private, make_private
+from sordina.training.own_loop import make_private
+from sordina.training.plan import check_whole
+from sordina.training.private import Private
 from sordina.training.rate import Rate
 from sordina.training.raw import KEY
 from sordina.training.run import Run
+from sordina.training.settings import described
 from sordina.types import Budget, check_positive
 
 OptimizerMaker = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -52,6 +56,8 @@ class Trainer:
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
     ``raw=True`` adds statistics of the raw data to the metrics, marked NOT_PRIVATE: for data that are nobody's.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
+    ``checkpoint_every`` counts steps; left out, checkpoints are as frequent as is cheap. ``recipe`` is saved in the
+    folder as ``recipe.json``.
     """
 
     model: nn.Module
@@ -73,7 +79,7 @@ class Trainer:
     autocast: torch.dtype | None = None
     seed: int | None = None
     folder: str | Path | None = None
-    checkpoint_every: int = 200
+    checkpoint_every: int | None = None
     ledger: Ledger | None = None
     dataset_budget: str | None = None
     callbacks: Sequence[Callback] = ()
@@ -82,31 +88,57 @@ class Trainer:
     validate_every: int | None = None
     track_epsilon: bool = True
     raw: bool = False
+    recipe: Mapping[str, Any] | None = None
+    _fitted: bool = field(default=False, init=False, repr=False, compare=False)
 
     def fit(self, data: Any, validation: Any = None, *, resume: bool = False) -> Run:
-        """Train on ``data`` until the planned steps are taken; scores ``validation`` once an epoch."""
-        private = self.private(data)
-        self._check_folder(resume)
-        reservation = self._reserve(private, resume)
-        history = self._open_folder(private, resume, reservation)
-        start = time.perf_counter()
-        with ExitStack() as stack:
-            watchers = [stack.enter_context(watcher) for watcher in self._watchers(private)]
-            try:
-                self._loop(private, validation, history, watchers)
-            except StopTraining:
-                private.book(private.plan.steps)
-        if private.engine is not None:
-            private.engine.close()
-        if reservation is not None:
-            reservation.settle(private.plan.event(private.steps_taken))
-        run = Run(
-            self.model, private.plan, private.steps_taken, repr(self.clipping or Online()), private.releasable,
-            time.perf_counter() - start, history,
+        """Train on ``data`` until the planned steps are taken; scores ``validation`` once an epoch.
+
+        A trainer fits once: a second time would train the same model on, and spend again.
+
+        Args:
+            data: What is trained on: a TensorDataset, a tuple of tensors, or a map-style Dataset.
+            validation: Held-out data, scored without noise; the guarantee does not cover them.
+            resume: Go on with the run in ``folder``. One that has ended is only read.
+        """
+        if self._fitted:
+            raise InvalidInput(
+                "this trainer has fitted already: a second fit would train the same model on and spend its budget "
+                "again. Make a new Trainer, with a new model."
+            )
+        private = self._checked(data, validation)
+        private.keeper = RunKeeper.open(
+            private, folder=self.folder, resume=resume, ledger=self.ledger, dataset_budget=self.dataset_budget,
+            checkpoint_every=self.checkpoint_every, settings=self._settings(),
+            recipe=None if self.recipe is None else dict(self.recipe),
         )  # fmt: skip
-        if self.folder is not None:
-            run.save(self.folder)
-        return run
+        self._fitted = True
+        try:
+            if private.steps_taken < private.plan.steps:
+                with ExitStack() as stack:
+                    self._loop(private, validation, [stack.enter_context(one) for one in self._watchers(private)])
+        except StopTraining:
+            pass
+        except BaseException as error:
+            private.keeper.failed(error)
+            private.close()
+            raise
+        return private.finish()
+
+    def _checked(self, data: Any, validation: Any) -> Private:
+        """Everything that can be found wrong before anything is reserved or drawn."""
+        if self.validate_every is not None:
+            check_whole("validate_every", self.validate_every)
+        for rows in [data] if validation is None else [data, validation]:
+            check_takes(self.model, self.loss, as_rows(rows))
+        private = self.private(data)
+        private.own_loop = False
+        return private
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides about the run and is not in the plan."""
+        names = ["loss", "autocast", "recipe"]
+        return {"loop": "trainer", **{name: described(getattr(self, name)) for name in names}}
 
     def private(self, data: Any) -> Private:
         """Model, optimiser, clipping and plan bound to ``data``, as `fit` will use them."""
@@ -129,36 +161,35 @@ class Trainer:
             return torch.optim.SGD(parameters, lr=0.1), self.learning_rate or AutomaticRate()
         return torch.optim.SGD(parameters, lr=check_positive("lr", self.lr)), self.learning_rate
 
-    def _loop(
-        self, private: Private, validation: Any, history: list[dict[str, Any]], watchers: Sequence[Callback]
-    ) -> None:
+    def _loop(self, private: Private, validation: Any, watchers: Sequence[Callback]) -> None:
         loss, start = per_sample(self.loss), time.perf_counter()
         plan = private.plan
         epoch = max(1, round(plan.steps / max(1.0, self.epochs))) if self.steps is None else max(1, plan.steps // 10)
         epoch = self.validate_every or epoch
         every = max(1, plan.steps // REPORTS)
-        self.model.train()
-        for batch in private:
-            inputs, target = inputs_and_target(batch)
-            with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-                losses = loss(self.model(*inputs), target)
-            if not private.step(losses.float() if self.autocast else losses):
-                continue
+
+        def report() -> None:
             step, last = private.steps_taken, private.steps_taken == plan.steps
             validate = validation is not None and (step % epoch == 0 or last)
             if validate or step % every == 0 or last:
                 entry = self.entry(private, time.perf_counter() - start)
                 if validate:
                     entry["validation"] = evaluate(self.model, self.loss, validation)
-                history.append(entry)
+                private.history.append(entry)
                 for watcher in watchers:
                     watcher.report(entry)
-            if self.folder is not None and (step % self.checkpoint_every == 0 or last):
-                checkpoint.save(private, Path(self.folder) / "checkpoint.pt", {"history": history})
+
+        private.on_step = report
+        self.model.train()
+        for batch in private:
+            inputs, target = inputs_and_target(batch)
+            with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+                losses = loss(self.model(*inputs), target)
+            private.step(losses.float() if self.autocast else losses)
 
     def entry(self, private: Private, seconds: float) -> dict[str, Any]:
         """What a watcher is told of the step just taken."""
-        epsilon = private.epsilon if self.track_epsilon else math.inf
+        epsilon = private.so_far.epsilon if self.track_epsilon else math.inf
         entry = {
             "step": private.steps_taken,
             "steps": private.plan.steps,
@@ -172,50 +203,7 @@ class Trainer:
     def _watchers(self, private: Private) -> list[Callback]:
         watchers = list(self.callbacks)
         if self.folder is not None:
-            watchers.append(MetricsFile(Path(self.folder) / "metrics.jsonl"))
+            watchers.append(MetricsFile(Path(self.folder) / METRICS))
             if self.tensorboard:
                 watchers.append(TensorBoard(Path(self.folder) / "tensorboard"))
         return [*watchers, Progress(private.plan.steps)] if self.progress else watchers
-
-    def _check_folder(self, resume: bool) -> None:
-        if self.folder is None:
-            if resume:
-                raise InvalidInput("resume=True needs the folder of the run to resume: Trainer(..., folder=...).")
-            return
-        journal = Path(self.folder) / "journal.jsonl"
-        if not resume and journal.exists():
-            raise InvalidInput(
-                f"{self.folder} holds a run already. Resume it (resume=True, --resume) or choose another folder."
-            )
-        if resume and not journal.exists():
-            raise InvalidInput(f"{self.folder} holds no run to resume: no journal.jsonl there.")
-
-    def _reserve(self, private: Private, resume: bool) -> Reservation | None:
-        if (self.ledger is None) != (self.dataset_budget is None):
-            raise InvalidInput("ledger and dataset_budget go together: which ledger, and which of its data sets.")
-        if self.ledger is None or self.dataset_budget is None:
-            return None
-        note = Path(self.folder or ".") / "reservation"
-        if resume and note.exists():
-            return self.ledger.reservation(int(note.read_text()))
-        name = "" if self.folder is None else Path(self.folder).resolve().name[:80]
-        where = f" in {name}" if name and name.isprintable() else ""
-        return self.ledger.reserve(
-            self.dataset_budget, private.plan.event(), what=f"train {type(self.model).__name__}{where}",
-            adjacency=private.plan.adjacency, unit=private.plan.unit,
-        )  # fmt: skip
-
-    def _open_folder(self, private: Private, resume: bool, reservation: Reservation | None) -> list[dict[str, Any]]:
-        if self.folder is None:
-            return []
-        folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if reservation is not None:
-            (folder / "reservation").write_text(str(reservation.id))
-        private.journal = Journal.open(folder / "journal.jsonl")
-        saved = folder / "checkpoint.pt"
-        if resume and saved.exists():
-            return list(checkpoint.load(private, saved, private.journal.claimed)["history"])
-        if resume and private.releasable:
-            private.book(private.journal.claimed)
-        return []

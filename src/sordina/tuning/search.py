@@ -27,7 +27,7 @@ from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed, Unsuppor
 from sordina.run_folder import RunFolder
 from sordina.training import Trainer
 from sordina.training.batches import as_rows
-from sordina.training.private import make_schedule
+from sordina.training.own_loop import make_schedule
 from sordina.training.reservations import check_pair, reserve_once, settle_once
 from sordina.tuning import secret
 from sordina.tuning.choice import Choice, choose

@@ -1,0 +1,108 @@
+"""A loss whose shapes broadcast pairs every output with every target: refused, in whatever dress it comes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sordina as sd
+from sordina.errors import InvalidInput
+from sordina.models import losses as named
+from sordina.training.losses import per_sample
+
+MIXING = {
+    "mse": F.mse_loss,
+    "module": nn.MSELoss(),
+    "l1": F.l1_loss,
+    "huber": nn.HuberLoss(),
+    "smooth": F.smooth_l1_loss,
+    "own": lambda output, target: (output - target) ** 2,
+    "own, reduced": lambda output, target: ((output - target) ** 2).mean(1),
+    "own, other way": lambda output, target: ((output - target) ** 2).mean(0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", MIXING.values(), ids=MIXING)
+def test_an_output_of_width_one_with_flat_targets_is_refused(loss):
+    with pytest.raises(InvalidInput, match=r"same shape|depends on other samples"):
+        per_sample(loss)(torch.zeros(5, 1), torch.zeros(5))
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", [F.mse_loss, lambda o, t: ((o - t) ** 2).mean(1)], ids=["mse", "own"])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_width_that_happens_to_be_the_batch_is_refused(loss, rows):
+    with pytest.raises(InvalidInput):
+        per_sample(loss)(torch.zeros(rows, rows), torch.zeros(rows))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, target: (output - target).square().mean(1) / (output - target).abs().mean().detach(),
+        lambda output, target: (output - target).square().mean(1) - (output - target).square().mean(1).mean(),
+        lambda output, target: (output - target.mean(0)).square().mean(1),
+    ],
+    ids=["scale", "centred", "mean target"],
+)
+def test_statistics_of_the_batch_are_refused(loss):
+    with pytest.raises(InvalidInput, match="depends on other samples"):
+        per_sample(loss)(torch.randn(5, 2), torch.randn(5, 2))
+
+
+SOUND = {
+    "classes": (F.cross_entropy, (6, 4), torch.tensor([0, 1, 2, 3, 0, 1])),
+    "one class": (F.cross_entropy, (6, 1), torch.zeros(6, dtype=torch.long)),
+    "probabilities": (F.cross_entropy, (6, 4), torch.full((6, 4), 0.25)),
+    "pixels": (F.cross_entropy, (6, 4, 3, 3), torch.zeros(6, 3, 3, dtype=torch.long)),
+    "nll": (F.nll_loss, (6, 4), torch.zeros(6, dtype=torch.long)),
+    "bce": (F.binary_cross_entropy_with_logits, (6,), torch.ones(6)),
+    "bce of probabilities": (F.binary_cross_entropy, (6, 1), torch.ones(6, 1)),
+    "squared": (F.mse_loss, (6, 2, 2), torch.zeros(6, 2, 2)),
+    "margin": (nn.MultiMarginLoss(), (6, 4), torch.zeros(6, dtype=torch.long)),
+    "many labels": (nn.MultiLabelSoftMarginLoss(), (6, 4), torch.ones(6, 4)),
+    "poisson": (nn.PoissonNLLLoss(), (6,), torch.ones(6)),
+    "words": (named.next_token, (6, 3, 4), torch.zeros(6, 3, dtype=torch.long)),
+    "column": (named.mse, (6, 1), torch.zeros(6)),
+    "hinge": (named.hinge, (6, 1), torch.ones(6, dtype=torch.long)),
+    "signs": (F.soft_margin_loss, (6,), torch.ones(6)),
+    "unknown labels": (F.cross_entropy, (6, 4), torch.full((6,), -100)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOUND, ids=SOUND)
+def test_losses_that_do_not_mix_are_taken(case):
+    loss, shape, target = SOUND[case]
+    assert per_sample(loss)(torch.rand(shape), target).shape == (6,)
+
+
+@pytest.mark.parametrize("loss", [named.mse, named.hinge], ids=["mse", "hinge"])
+def test_named_losses_do_not_reshape_rows_into_one_another(loss):
+    with pytest.raises(InvalidInput, match="row by row"):
+        loss(torch.zeros(4, 2), torch.zeros(2, 4))
+    with pytest.raises(InvalidInput, match="row by row"):
+        loss(torch.zeros(4, 2), torch.zeros(8))
+
+
+def test_a_trainer_refuses_before_it_draws(tmp_path):
+    model = nn.Linear(3, 1)
+    x, y = torch.randn(50, 3), torch.randn(50)
+    trainer = sd.Trainer(model, F.mse_loss, sd.Budget(1, 1e-5), batch_size=10, steps=5, folder=tmp_path / "run", lr=0.1)
+    with pytest.raises(InvalidInput, match=r"depends on other samples|same shape"):
+        trainer.fit((x, y))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_the_own_loop_refuses_a_loss_for_every_pair():
+    model = nn.Linear(3, 1)
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(50, 3), torch.randn(50)),
+        budget=sd.Budget(1, 1e-5), batch_size=10, steps=5, noise_multiplier=9.0,
+    )  # fmt: skip
+    x, y = next(iter(private))
+    with pytest.raises(InvalidInput, match=r"\(B,\)"):
+        private.step(F.mse_loss(model(x), y, reduction="none"))

@@ -1,0 +1,142 @@
+"""One record can neither stop a run nor be seen in it: what it adds becomes zero, and the others add what they add."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sordina as sd
+from sordina.clipping import Automatic, Fixed, Online, PerLayer, Quantile
+from sordina.errors import InvalidInput, TrainingFailed
+from sordina.training.private import Private
+
+POLICIES = [Fixed(1.0), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
+
+
+def fit(model, data, **rest):
+    options = {"clipping": Fixed(1.0), "batch_size": 20, "steps": 30, "lr": 0.5, "noise_multiplier": 4.0, "seed": 0}
+    return sd.Trainer(model, F.cross_entropy, sd.Budget(6, 1e-5), **(options | rest)).fit(data)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38, -3e38])
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_feature_that_is_no_number_stops_nothing_and_touches_nobody_else(data, make_model, bad, policy):
+    x, y = data[0].clone(), data[1]
+    x[17, 2] = bad
+    first, second = make_model(), make_model()
+    run = fit(first, (x, y), clipping=policy)
+    assert run.steps == 30
+    assert torch.isfinite(weights(first)).all()
+    if not np.isfinite(bad) and isinstance(policy, Fixed):
+        zeroed = [0.0 if row == 17 else 1.0 for row in range(100)]
+        fit_without(second, (data[0], y), torch.tensor(zeroed))
+        torch.testing.assert_close(weights(first), weights(second), rtol=1e-5, atol=1e-6)
+
+
+def fit_without(model, data, keep):
+    """The same run with the loss of some records multiplied by zero."""
+    x, y = data
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = sd.make_private(
+        model, optimizer, (x, y, keep), budget=sd.Budget(6, 1e-5), batch_size=20, steps=30, noise_multiplier=4.0,
+        seed=0, clipping=Fixed(1.0),
+    )  # fmt: skip
+    for a, b, kept in private:
+        private.step(F.cross_entropy(model(a), b, reduction="none") * kept)
+
+
+def test_losses_that_are_no_numbers_stop_nothing(model, data, plan):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = Private(model, optimizer, data, plan, Fixed(1.0), rng=np.random.default_rng(0))
+    for x, y in loop:
+        loop.step(F.cross_entropy(model(x), y, reduction="none") * float("nan"))
+    assert loop.steps_taken == 8
+    assert torch.isfinite(weights(model)).all()
+
+
+def test_weights_that_are_released_may_stop_a_run(model, data):
+    with pytest.raises(TrainingFailed, match="weights are no longer finite"):
+        fit(model, data, lr=3.4e38, clipping=Fixed(100.0))
+
+
+def test_an_empty_batch_is_reported_like_any_other(model, data):
+    run = fit(model, data, batch_size=1, steps=40, noise_multiplier=9.0, track_epsilon=False)
+    assert [entry["step"] for entry in run.history] == list(range(2, 41, 2))
+
+
+class TestBeforeAnythingIsReserved:
+    """What model, loss and data cannot do together is told first, and quotes nobody."""
+
+    @pytest.fixture
+    def ledger(self, tmp_path):
+        ledger = sd.Ledger(tmp_path / "ledger.db")
+        ledger.create("people", sd.Budget(7, 1e-5))
+        return ledger
+
+    @pytest.mark.parametrize("wrong", ["width", "dtype", "label", "negative", "token", "rows", "empty"])
+    def test_data_that_do_not_fit(self, data, make_model, ledger, tmp_path, wrong):
+        x, y = data[0].clone(), data[1].clone()
+        model = make_model()
+        if wrong == "width":
+            x = x[:, :4]
+        elif wrong == "dtype":
+            x = x.double()
+        elif wrong == "label":
+            y[5] = 7919
+        elif wrong == "negative":
+            y[5] = -3
+        elif wrong == "token":
+            model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(8, 2))
+            x = torch.zeros(100, 2, dtype=torch.long)
+            x[3, 1] = 7919
+        elif wrong == "rows":
+            y = y[:-1]
+        elif wrong == "empty":
+            x, y = x[:0], y[:0]
+        with pytest.raises(InvalidInput) as refused:
+            fit(model, (x, y), ledger=ledger, dataset_budget="people", folder=tmp_path / "run")
+        assert "7919" not in str(refused.value)
+        assert not (tmp_path / "run").exists()
+        assert ledger.spent("people") == 0
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"microbatch": -1}, {"microbatch": 0}, {"microbatch": 1.5}, {"epochs": 0, "steps": None}, {"steps": -1},
+            {"epochs": float("nan"), "steps": None}, {"checkpoint_every": 0}, {"validate_every": 0}, {"lr": -1.0},
+            {"noise_multiplier": -4.0}, {"noise_multiplier": float("nan")}, {"population": 0}, {"steps": 1.5},
+        ],
+        ids=repr,
+    )  # fmt: skip
+    def test_options_that_cannot_be(self, data, model, ledger, tmp_path, wrong):
+        with pytest.raises(InvalidInput):
+            fit(model, data, ledger=ledger, dataset_budget="people", folder=tmp_path / "run", **wrong)
+        assert not (tmp_path / "run").exists()
+        assert ledger.spent("people") == 0
+
+    @pytest.mark.parametrize("out", ["file", "file/below"])
+    def test_a_folder_that_cannot_be(self, data, model, ledger, tmp_path, out):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InvalidInput):
+            fit(model, data, ledger=ledger, dataset_budget="people", folder=tmp_path / out)
+        assert ledger.spent("people") == 0
+
+    def test_the_model_is_left_as_it_was(self, data, make_model):
+        from sordina.training.batches import as_rows
+        from sordina.training.data_checks import check_takes
+
+        model = nn.Sequential(nn.Dropout(0.5), make_model())
+        model[1].eval()
+        state = torch.get_rng_state()
+        check_takes(model, F.cross_entropy, as_rows(data))
+        assert model.training
+        assert model[0].training
+        assert not model[1].training
+        assert torch.equal(torch.get_rng_state(), state)
