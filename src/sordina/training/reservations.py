@@ -58,10 +58,11 @@ def reserve_once(
     if folder is None:
         return ledger.reserve(dataset, event, what=what, adjacency=adjacency, unit=unit)
     if held is not None:
-        folder.keep_reservation(HeldReservation(ledger.id, dataset, held.number, ledger.name))
+        folder.keep_reservation(HeldReservation(ledger.id, ledger.dataset(dataset).name, held.number, ledger.name))
         return take_up(ledger, held.number)
     mark = f"(run {folder.run_id})"
-    found = [spend for spend in ledger.spends().values() if spend.dataset == dataset and spend.what.endswith(mark)]
+    name = ledger.dataset(dataset).name
+    found = [spend for spend in ledger.spends().values() if spend.dataset == name and spend.what.endswith(mark)]
     if found:
         reservation = take_up(ledger, found[0].id)
     elif folder.journal.claimed:
@@ -71,7 +72,7 @@ def reserve_once(
         )
     else:
         reservation = ledger.reserve(dataset, event, what=f"{what} {mark}", adjacency=adjacency, unit=unit)
-    folder.keep_reservation(HeldReservation(ledger.id, dataset, reservation.id, ledger.name))
+    folder.keep_reservation(HeldReservation(ledger.id, name, reservation.id, ledger.name))
     return reservation
 
 

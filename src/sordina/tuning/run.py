@@ -24,6 +24,7 @@ from sordina.accounting import Event, to_dict
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, read_json
 from sordina.training import Trainer
+from sordina.training.keeping import RARELY
 from sordina.tuning.secret import private_randomness
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Configuration
@@ -79,6 +80,7 @@ class Brief:
             budget=self.budget, noise_multiplier=self.noise_multiplier, accountant=self.accountant, seed=order.seed,
             folder=self.place(order) / TRAINING, ledger=None, dataset_budget=None, progress=False, tensorboard=False,
             validate_every=self.validate_every, track_epsilon=False,
+            checkpoint_every=trainer.checkpoint_every or RARELY,
         )  # fmt: skip
         return replace(trainer, folder=None, raw=False) if self.secret else trainer
 
