@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from sordina.cli.output import say, say_json
 
 
 def federate(
@@ -72,6 +71,11 @@ def federate(
         str, typer.Option(help="in-process, or flower: every client a node of Flower's simulation.")
     ] = "in-process",
     out: Annotated[Path | None, typer.Option(help="Folder for metrics, guarantee, models and figures.")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="Ledger file or URL, for central, local or record privacy.")
+    ] = None,
+    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train one model or several among clients that keep their data, and keep account of what each reveals.
@@ -79,9 +83,11 @@ def federate(
     Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise 5 --clients-per-round 7 --seed 0
     --out runs/f`
     """
+    from sordina.accounting.ledger import Ledger
     from sordina.cli.progress import rounds_bar
+    from sordina.errors import InvalidInput
+    from sordina.federated import keeping, record
     from sordina.federated import recipe as recipes
-    from sordina.federated import record
     from sordina.federated.run import Seen
 
     recipe = recipes.Recipe(
@@ -90,23 +96,28 @@ def federate(
         engine=engine, aggregate=aggregate, compress=compress, dropout=dropout, late=late, hostile=hostile,
         inner_rate=inner_rate, prune=prune,
     )  # fmt: skip
-    if out is not None:
-        record.prepare(out)
-    trace = record.Trace()
+    if out is None and (resume or ledger or dataset_budget):
+        raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")
+    if bool(ledger) != bool(dataset_budget):
+        raise InvalidInput("--ledger and --dataset-budget go together: which ledger, and which of its data sets.")
     with rounds_bar(recipe.data, recipes.HABITS[data].rounds if rounds is None else rounds, shown=not as_json) as tick:
 
         def observe(seen: Seen) -> None:
-            trace(seen)
-            tick(trace.lines[-1])
+            tick(record.line(seen))
 
-        finished = recipes.run(recipe, observe)
-    facts = record.summary(finished) if out is None else record.write(finished, trace, out)
+        if out is None:
+            facts = record.summary(recipes.run(recipe, observe))
+        else:
+            books = Ledger(ledger) if ledger else None
+            facts = keeping.federate_into(
+                out, recipe, resume=resume, ledger=books, dataset=dataset_budget, observe=observe
+            )
     if as_json:
-        say_json(facts)
+        typer.echo(json.dumps(facts))
         return
     for name, value in facts.items():
         if name not in ("fairness", "guarantee", "hypotheses"):
-            say(f"{name:>20}  {value:.6g}" if isinstance(value, float) else f"{name:>20}  {value}")
-    say(facts["guarantee"])
+            typer.echo(f"{name:>20}  {value:.6g}" if isinstance(value, float) else f"{name:>20}  {value}")
+    typer.echo(facts["guarantee"])
     if out is not None:
-        say(f"Saved in {out}.")
+        typer.echo(f"Saved in {out}.")

@@ -26,7 +26,7 @@ def draw(finished: Finished, trace: Trace, facts: dict[str, Any], folder: Path) 
         files.append(validation(trace, folder / "validation.png"))
     if trace.released and 2 <= finished.problem.objective.size <= 3:
         files.append(parameters(finished, trace, folder / "parameters.png"))
-    if finished.recipe.placed == "metric":
+    if finished.recipe.placed == "metric" and trace.leakage:
         files.append(leakage(finished, trace, folder / "leakage.png"))
         files.append(histogram(finished, folder / "leakage_histogram.png"))
     if facts.get("fairness"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from sordina.federated.privacy.metric import Metric, radius_of
 from sordina.federated.privacy.nothing import Nothing
 from sordina.federated.privacy.placement import BY_SAMPLES, UNIFORM, Placement
 from sordina.federated.problem import Problem
-from sordina.federated.run import Method, Result, Seen, federate
+from sordina.federated.run import Keeper, Method, Result, Seen, federate
 from sordina.federated.selection import InTurn, Sampled, Selection
 from sordina.federated.stopping import Patience
 from sordina.federated.strategies.steady_pfl import spread
@@ -232,8 +232,29 @@ class Finished:
     releasable: bool
 
 
-def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: Problem | None = None) -> Finished:
-    """Load the data (unless a ``problem`` is given), put the parts together, and federate."""
+class RecipeKeeper(Keeper, Protocol):
+    """A keeper that is told, before the first round, what the plan will cost."""
+
+    def begin(self, method: Method, recipe: Recipe, rounds: int, size: int, rng: np.random.Generator) -> None:
+        """Reserve it."""
+        ...
+
+
+def run(
+    recipe: Recipe,
+    observe: Callable[[Seen], None] | None = None,
+    problem: Problem | None = None,
+    *,
+    keeper: RecipeKeeper | None = None,
+) -> Finished:
+    """Load the data (unless a ``problem`` is given), put the parts together, and federate.
+
+    Args:
+        recipe: The run.
+        observe: Shown every round.
+        problem: The data, if they are there already.
+        keeper: Keeps the run in a folder (`keeping`).
+    """
     rng = randomness.generator(recipe.seed)
     if problem is None:
         if recipe.seed is None and recipe.data_seed is None:
@@ -243,6 +264,9 @@ def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: 
     method, limit = assemble(recipe, settled, problem.objective)
     models, validation = initial(recipe, problem, rng), problem.validation(settled.sample)
     check_limit(method, models, limit)
+    if keeper is not None:
+        size = method.work.width(method.strategy.configure(method.strategy.init(models)))
+        keeper.begin(method, recipe, settled.rounds, size, rng)
 
     def go(engine: Postal) -> Result:
         return federate(
@@ -256,6 +280,7 @@ def run(recipe: Recipe, observe: Callable[[Seen], None] | None = None, problem: 
             every=settled.every,
             patience=settled.patience,
             observe=observe,
+            keeper=keeper,
         )
 
     if recipe.engine == "flower":

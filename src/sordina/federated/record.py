@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordina.errors import InvalidInput
 from sordina.federated.privacy.placement import Statement
 from sordina.federated.recipe import Finished
 from sordina.federated.run import Seen
+from sordina.run_folder import METRICS, MODELS, RECIPE, RESULT, RunFolder
 from sordina.training.run import versions
 
 _SMALL = 32
@@ -139,25 +140,41 @@ def privacy_report(finished: Finished) -> dict[str, Any]:
     return report
 
 
-def prepare(folder: Path) -> None:
-    """Make the run's folder before anybody's data are touched."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(f"cannot write to {folder}: {error.strerror}; choose another --out.") from error
+def write(finished: Finished, trace: Trace, path: Path) -> dict[str, Any]:
+    """Write a run that ended to a folder of its own, figures included; returns the summary.
+
+    Args:
+        finished: The run.
+        trace: What was seen of it.
+        path: A new folder; one that holds a run already is refused.
+    """
+    with RunFolder.begin(path, "federate", {"recipe": finished.recipe.to_dict()}) as folder:
+        return save(finished, trace, folder)
 
 
-def write(finished: Finished, trace: Trace, folder: Path) -> dict[str, Any]:
-    """Write the run's folder, figures included; returns the summary."""
+def save(
+    finished: Finished,
+    trace: Trace,
+    folder: RunFolder,
+    settle: Callable[[], object] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """End a run in the folder it holds: documents and figures first, then models, claim and settlement in one go.
+
+    Args:
+        finished: The run.
+        trace: What was seen of it.
+        folder: The run's folder, held.
+        settle: Settles what the run reserved.
+        more: Further facts for result.json.
+    """
     from sordina.federated.figures import draw
 
-    prepare(folder)
-    facts = summary(finished)
-    documents = {"result": facts, "recipe": finished.recipe.to_dict(), "privacy": privacy_report(finished)}
-    for name, document in documents.items():
-        (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    lines = "".join(json.dumps(one) + "\n" for one in trace.lines)
-    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
-    np.savez(folder / "models.npz", models=finished.result.best.numpy(), last=finished.result.models.numpy())
-    draw(finished, trace, facts, folder)
+    facts = summary(finished) | dict(more or {})
+    folder.write_json(RESULT, facts)
+    folder.write_json(RECIPE, finished.recipe.to_dict())
+    folder.write(METRICS, "".join(json.dumps(one) + "\n" for one in trace.lines).encode())
+    draw(finished, trace, facts, folder.path)
+    best, last = finished.result.best.numpy(), finished.result.models.numpy()
+    folder.finish(lambda file: np.savez(file, models=best, last=last), privacy_report(finished), settle, name=MODELS)
     return facts
