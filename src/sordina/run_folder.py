@@ -266,6 +266,13 @@ class RunFolder:
         if not self.finished:
             self._save(_FINISHED)
 
+    def abandon(self) -> None:
+        """Take back a run that reserved nothing and drew nothing, so that its folder can be begun in again."""
+        if self.journal.claimed or self.reservation is not None or self.finished:
+            return
+        for name in (RECIPE, JOURNAL, RUN):
+            private_files.remove(self.path / name)
+
     def close_failed(self, why: str) -> None:
         """Say that the run has ended without a model and cannot be resumed.
 

@@ -136,7 +136,7 @@ def test_groups_are_reported_and_drawn(capsys, monkeypatch, tmp_path):
         (["synthetic", "--local-rate", "0"], "local rate"),
         (["synthetic", "--server-rate", "nan"], "server rate"),
         (["synthetic", "--seed", "-1"], "seed"),
-        (["synthetic", "--out", "/dev/null/run"], "choose another --out"),
+        (["synthetic", "--out", "/dev/null/run"], "cannot make the folder"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments, message):

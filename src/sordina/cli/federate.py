@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -83,12 +82,14 @@ def federate(
     Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise 5 --clients-per-round 7 --seed 0
     --out runs/f`
     """
-    from sordina.accounting.ledger import Ledger
+    from sordina.cli.booking import booked_on
+    from sordina.cli.output import say, say_json
     from sordina.cli.progress import rounds_bar
     from sordina.errors import InvalidInput
     from sordina.federated import keeping, record
     from sordina.federated import recipe as recipes
     from sordina.federated.run import Seen
+    from sordina.types import format_up
 
     recipe = recipes.Recipe(
         data, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
@@ -98,8 +99,7 @@ def federate(
     )  # fmt: skip
     if out is None and (resume or ledger or dataset_budget):
         raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")
-    if bool(ledger) != bool(dataset_budget):
-        raise InvalidInput("--ledger and --dataset-budget go together: which ledger, and which of its data sets.")
+    books = booked_on(ledger, dataset_budget)
     with rounds_bar(recipe.data, recipes.HABITS[data].rounds if rounds is None else rounds, shown=not as_json) as tick:
 
         def observe(seen: Seen) -> None:
@@ -108,16 +108,16 @@ def federate(
         if out is None:
             facts = record.summary(recipes.run(recipe, observe))
         else:
-            books = Ledger(ledger) if ledger else None
             facts = keeping.federate_into(
                 out, recipe, resume=resume, ledger=books, dataset=dataset_budget, observe=observe
             )
     if as_json:
-        typer.echo(json.dumps(facts))
+        say_json(facts)
         return
     for name, value in facts.items():
         if name not in ("fairness", "guarantee", "hypotheses"):
-            typer.echo(f"{name:>20}  {value:.6g}" if isinstance(value, float) else f"{name:>20}  {value}")
-    typer.echo(facts["guarantee"])
+            shown = format_up(value, 6) if isinstance(value, float) else value
+            say(f"{name:>20}  {shown}")
+    say(facts["guarantee"])
     if out is not None:
-        typer.echo(f"Saved in {out}.")
+        say(f"Saved in {out}.")

@@ -224,9 +224,13 @@ def federate_into(
     with RunFolder.begin(path, "federate", {"recipe": settings}, resume=resume) as folder:
         if folder.finished:
             return read_json(folder.path / RESULT)
-        recipe = _with_data_seed(recipe, folder)
-        keeper = FederationKeeper(folder, trace, ledger, dataset)
-        return keeper.finish(recipes.run(recipe, seen, keeper=keeper))
+        try:
+            recipe = _with_data_seed(recipe, folder)
+            keeper = FederationKeeper(folder, trace, ledger, dataset)
+            return keeper.finish(recipes.run(recipe, seen, keeper=keeper))
+        except SordinaError:
+            folder.abandon()
+            raise
 
 
 def _with_data_seed(recipe: Recipe, folder: RunFolder) -> Recipe:

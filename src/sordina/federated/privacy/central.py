@@ -27,7 +27,7 @@ from sordina.federated.selection import Sampled, Selection
 from sordina.gradients.explicit import MatrixTape
 from sordina.training.noise import release
 from sordina.training.plan import Plan
-from sordina.types import Adjacency, Unit
+from sordina.types import Adjacency, Unit, format_up
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,10 @@ class Central:
         epsilon = accountant(self.plan.accountant).epsilon(event, self.plan.budget.delta, self.plan.adjacency)
         sampling = "Poisson" if self.plan.adjacency is Adjacency.ADD_REMOVE else "fixed-size"
         words = (
-            f"Central differential privacy: ({epsilon:.4g}, {self.plan.budget.delta:g})-DP per client "
+            f"Central differential privacy: ({format_up(epsilon)}, {format_up(self.plan.budget.delta)})-DP per client "
             f"({self.plan.adjacency} neighbours) of every released model, trusting the server; {sampling} client "
-            f"sampling, {facts.rounds} rounds.{facts.early} Validation clients are not covered."
+            f"sampling, {facts.rounds} rounds. Validation clients are not covered."
+            f"{facts.remarks(self.plan.budget.delta)}"
         )
         details = {
             "adjacency": str(self.plan.adjacency),

@@ -17,7 +17,7 @@ from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import Facts, Statement
 from sordina.federated.selection import Selection
 from sordina.training.noise import gaussian_like
-from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive
+from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,9 @@ class Local:
         event = Repeated(Gaussian(self.noise_multiplier), facts.participations)
         epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.REPLACE_ONE)
         words = (
-            f"Local differential privacy: every client has ({epsilon:.4g}, {self.delta:g})-DP for all its data against "
-            f"everybody, the server included, after at most {facts.participations} participations.{facts.early}"
+            f"Local differential privacy: every client has ({format_up(epsilon)}, {format_up(self.delta)})-DP for all "
+            "its data against everybody, the server included, after at most "
+            f"{facts.participations} participations.{facts.remarks(self.delta)}"
         )
         details = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "limit": self.participations}
         adjacency = Adjacency.REPLACE_ONE
@@ -144,8 +145,8 @@ class RecordNoise:
         event = Repeated(Gaussian(self.noise_multiplier), facts.participations)
         epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.ADD_REMOVE)
         words = (
-            f"Record-level differential privacy at the client: ({epsilon:.4g}, {self.delta:g})-DP for every record "
-            f"({Adjacency.ADD_REMOVE} neighbours) against everybody, the server included, after "
+            f"Record-level differential privacy at the client: ({format_up(epsilon)}, {format_up(self.delta)})-DP for "
+            f"every record ({Adjacency.ADD_REMOVE} neighbours) against everybody, the server included, after "
             f"{facts.participations} rounds.{facts.early}"
         )
         details = {"noise_multiplier": self.noise_multiplier, "limit": self.participations}

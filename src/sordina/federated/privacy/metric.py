@@ -25,7 +25,7 @@ from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import Facts, Statement
 from sordina.federated.selection import Selection
 from sordina.mechanisms.metric_laplace import MetricLaplace
-from sordina.types import Unit, check_positive
+from sordina.types import Unit, check_positive, format_up
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,13 @@ class Metric:
         if isinstance(self.radius, PublicRadius):
             words = (
                 f"Metric privacy at the client, sound: models within distance {self.radius.value:g} of each other are "
-                f"told apart by at most {each:.4g} per participation, whatever the data; participations add up."
+                f"told apart by at most {format_up(each)} per participation, whatever the data; participations add up."
             )
         else:
             words = (
                 "Metric privacy at the client, HEURISTIC radius: the noise follows the length of the secret update, so "
-                f"the leakage of {each:.4g} per participation is the paper's figure, not a proven bound (errata 4)."
+                f"the leakage of {format_up(each)} per participation is the paper's figure, not a proven bound "
+                "(errata 4)."
             )
         details = {"nu": self.nu, "radius": str(self.radius), "per_participation": each, "n": facts.size}
         return Statement("metric", words, sound=self.radius.sound, details=details)

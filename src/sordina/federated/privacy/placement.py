@@ -13,7 +13,7 @@ from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.selection import Selection
-from sordina.types import Adjacency, Unit
+from sordina.types import Adjacency, Unit, delta_warning
 
 
 class Placement(Protocol):
@@ -70,6 +70,13 @@ class Facts:
     """The most participations of any one client in those rounds."""
     ran: int | None = None
     """The rounds that really ran; None: all of them."""
+    clients: int | None = None
+    """How many clients there are."""
+
+    def remarks(self, delta: float) -> str:
+        """What people must know besides: an early end, a delta that excludes nothing."""
+        warning = delta_warning(delta, self.clients, "client")
+        return self.early + ("" if warning is None else f" {warning}")
 
     @property
     def early(self) -> str:
