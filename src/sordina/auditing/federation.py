@@ -7,8 +7,9 @@ for each of their rows too.
 
 from __future__ import annotations
 
-import json
+import io
 import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordina import randomness
+from sordina import private_files, randomness
 from sordina.auditing.membership.samples import Samples
 from sordina.auditing.membership.target import noise
 from sordina.auditing.scores import FloatArray
@@ -26,6 +27,7 @@ from sordina.federated.clients.hypotheses import losses
 from sordina.federated.objective import Objective
 from sordina.federated.population import Population
 from sordina.federated.recipe import Recipe
+from sordina.run_folder import MODELS, RECIPE, read_claim, read_json
 from sordina.types import Adjacency, Guarantee, Unit
 
 _FEWEST = 10
@@ -68,10 +70,14 @@ class Clients:
 def open_federated(folder: Path) -> Subject:
     """The run that ``sordina federate --out`` left in ``folder``."""
     try:
-        recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
-        privacy = json.loads((folder / "privacy.json").read_text())
-        models = torch.from_numpy(np.load(folder / "models.npz")["models"])
-    except (OSError, TypeError, ValueError, KeyError) as error:
+        privacy = read_claim(folder)
+        recipe = Recipe(**read_json(folder / RECIPE))
+        models = torch.from_numpy(
+            np.load(io.BytesIO(private_files.read(folder / MODELS)), allow_pickle=False)["models"]
+        )
+    except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        if isinstance(error, InvalidInput):
+            raise
         raise InvalidInput(f"{folder} is not the folder of a finished `sordina federate` run: {error}.") from error
     if recipe.seed is None and recipe.data_seed is None:
         raise InvalidInput(f"{folder} does not say which clients took part: run `sordina federate` again.")

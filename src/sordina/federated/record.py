@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordina.accounting import to_dict
 from sordina.federated.privacy.placement import Statement
 from sordina.federated.recipe import Finished
 from sordina.federated.run import Seen
 from sordina.run_folder import METRICS, MODELS, RECIPE, RESULT, RunFolder
 from sordina.training.run import versions
+from sordina.types import delta_warning
 
 _SMALL = 32
 """Models of at most so many parameters are told in full."""
@@ -103,13 +105,14 @@ def guarantee(finished: Finished) -> dict[str, Any]:
     return facts
 
 
-def privacy_facts(statement: Statement, releasable: bool, rounds: int) -> dict[str, Any]:
+def privacy_facts(statement: Statement, releasable: bool, rounds: int, clients: int) -> dict[str, Any]:
     """What privacy.json says of any federation: the guarantee in words and numbers.
 
     Args:
         statement: The guarantee.
         releasable: Whether the noise was secure.
         rounds: How many rounds ran.
+        clients: How many clients there are.
     """
     report: dict[str, Any] = {
         "placement": statement.placement,
@@ -124,6 +127,11 @@ def privacy_facts(statement: Statement, releasable: bool, rounds: int) -> dict[s
         "validation": "Held-out clients' losses are read in the clear; no guarantee covers those clients.",
         "versions": versions(),
     }
+    if statement.event is not None:
+        report |= {"event": to_dict(statement.event), "adjacency": str(statement.adjacency)}
+        report["accountant"] = (statement.details or {}).get("accountant", "pld")
+        warning = delta_warning(statement.delta or 0.0, clients, "client")
+        report["caveats"] = [] if warning is None else [warning]
     if not releasable:
         report["note"] = "The noise came from a seed: whoever knows the seed can subtract it. Not for release."
     return report
@@ -132,7 +140,7 @@ def privacy_facts(statement: Statement, releasable: bool, rounds: int) -> dict[s
 def privacy_report(finished: Finished) -> dict[str, Any]:
     """privacy.json of a run in process: the guarantee, and what every client has leaked."""
     statement, result = finished.result.statement, finished.result
-    report = privacy_facts(statement, finished.releasable, len(result.history))
+    report = privacy_facts(statement, finished.releasable, len(result.history), finished.settled.clients)
     if statement.placement == "metric":
         report["radius_mode"] = "sound" if statement.sound else "heuristic"
         report["leakage_per_client"] = result.leakage.tolist()

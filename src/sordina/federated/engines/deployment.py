@@ -234,7 +234,7 @@ def _write(folder: RunFolder, recipe: Recipe, result: Result, engine: Flower, re
             "traffic": [asdict(one) for one in engine.traffic],
         }
     folder.write_json(RESULT, document)
-    facts = privacy_facts(statement, releasable, len(result.history))
+    facts = privacy_facts(statement, releasable, len(result.history), engine.clients)
     folder.finish(
         lambda file: np.savez(file, models=result.best.numpy(), last=result.models.numpy()), facts, name=MODELS
     )
