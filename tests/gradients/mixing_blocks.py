@@ -132,3 +132,26 @@ def by_position(r: Random, shape: Shape) -> nn.Module:
         return x * torch.arange(1, len(x) + 1).to(x).view(-1, *[1] * (x.dim() - 1))
 
     return Op(scaled)
+
+
+@block(mixing=True)
+def pairs(r: Random, shape: Shape) -> nn.Module:
+    """Mixes only where the batch can be cut in two."""
+    return Op(lambda self, x: x + 0.5 * x.detach().roll(len(x) // 2, 0) if len(x) % 2 == 0 else x)
+
+
+@block(mixing=True)
+def outliers(r: Random, shape: Shape) -> nn.Module:
+    """Rescales a batch that has a large value."""
+
+    def scaled(self: Any, x: Tensor) -> Tensor:
+        largest = x.detach().abs().max()
+        return x / largest if bool(largest > 3) else x
+
+    return Op(scaled)
+
+
+@block(mixing=True)
+def sorted_rows(r: Random, shape: Shape) -> nn.Module:
+    """Samples in another order: the losses belong to others."""
+    return Op(lambda self, x: x[x.detach().flatten(1).sum(1).argsort()])

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sordina as sd
+from sordina.training.losses import per_sample
 
 Made = tuple[nn.Module, Losses, Any]
 
@@ -146,22 +147,26 @@ def packed(pack: Callable[[Tensor], Any]) -> Losses:
     return losses
 
 
-def over_mean(model: nn.Module, x: Tensor) -> Tensor:
-    each = squares(model, x)
+def given(loss: Callable[[Tensor, Tensor], Tensor]) -> Losses:
+    """A loss function as a Trainer uses it; the target is the sign of the first feature."""
+    each = per_sample(loss)
+    return lambda model, x: each(model(x), (x[:, 0] > 0).long())
+
+
+def over_mean(out: Tensor, y: Tensor) -> Tensor:
+    each = F.cross_entropy(out, y, reduction="none")
     return each / each.detach().mean()
 
 
-def class_weights(model: nn.Module, x: Tensor) -> Tensor:
-    label = (x[:, 0] > 0).long()
-    each = F.cross_entropy(model(x), label, reduction="none")
-    return each * (len(x) / torch.bincount(label, minlength=2).to(each))[label]
+def class_weights(out: Tensor, y: Tensor) -> Tensor:
+    each = F.cross_entropy(out, y, reduction="none")
+    return each * (len(y) / torch.bincount(y, minlength=2).to(each))[y]
 
 
-def balanced(model: nn.Module, x: Tensor) -> Tensor:
+def balanced(out: Tensor, y: Tensor) -> Tensor:
     """A routing term over the whole batch."""
-    out = model(x)
     share = out.softmax(-1)
-    return (out - 0.3).square().sum(1) + (share * share.detach().mean(0)).sum(1)
+    return F.cross_entropy(out, y, reduction="none") + (share * share.detach().mean(0)).sum(1)
 
 
 def contrastive(model: nn.Module, x: Tensor) -> Tensor:
@@ -224,9 +229,15 @@ A: dict[str, Case] = {
     "another sample, detached": Case(named("silent_neighbour", 4), True),
     "fake quantisation by the batch's range": Case(named("fake_quantisation", 4), True),
     "experts with a capacity": Case(named("capacity", 4), True),
-    "load balancing over the batch": Case(plain(lambda: nn.Linear(4, 3), draw(6, 4), balanced), True),
-    "loss over its detached mean": Case(plain(lambda: nn.Linear(4, 3), draw(6, 4), over_mean), True),
-    "class weights from the batch": Case(plain(lambda: nn.Linear(4, 2), draw(6, 4), class_weights), True),
+    "load balancing over the batch, given to a Trainer": Case(
+        plain(lambda: nn.Linear(4, 3), draw(6, 4), given(balanced)), True
+    ),
+    "loss over its detached mean, given to a Trainer": Case(
+        plain(lambda: nn.Linear(4, 3), draw(6, 4), given(over_mean)), True
+    ),
+    "class weights from the batch, given to a Trainer": Case(
+        plain(lambda: nn.Linear(4, 2), draw(6, 4), given(class_weights)), True
+    ),
     "contrastive loss": Case(plain(lambda: nn.Linear(4, 3), draw(6, 4), contrastive), True),
     "branch on a batch statistic": Case(named("batch_branch", 4), True),
     "division by the batch's size": Case(named("divided_by_size", 4), True),

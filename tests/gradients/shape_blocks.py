@@ -174,3 +174,9 @@ def frozen(r: Random, shape: Shape) -> nn.Module:
 @block()
 def straight_through(r: Random, shape: Shape) -> nn.Module:
     return Op(lambda self, x: x + (x.round() - x).detach() + 0 * x)
+
+
+@block()
+def penalised(r: Random, shape: Shape) -> nn.Module:
+    """A weight penalty inside of the model."""
+    return Op(lambda self, x: x + 0.1 * self.f(x) + 0.01 * self.f.weight.square().sum(), f=nn.Linear(shape[-1], 1))

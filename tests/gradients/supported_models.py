@@ -28,8 +28,10 @@ that the noise is scaled to: above 1 the guarantee would be false.
 - **one sample at a time**: right too, by one backward pass per sample for some or all parameters, so slower.
 - **refused**: an error before the batch is used; the message says why.
 
-What happens outside of the model and the loss cannot be seen: mixing samples in your own loop before they reach the
-model (mixup, standardising a batch) breaks the bound, and no check can tell.
+A loss function given to `Trainer` is tried on made-up rows, and refused if the loss of one sample depends on another.
+In a loop of your own nobody sees where a number comes from that has no gradient: samples mixed before they reach the
+model (mixup, a standardised batch), and losses divided by a detached statistic of the batch, break the bound, and no
+check can tell.
 """
 
 

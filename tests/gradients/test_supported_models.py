@@ -12,7 +12,8 @@ QUICK = {
     "BERT", "Llama", "ViT", "LoRA", "DoRA", "prefix tuning", "hidden[mask]", "layers on x.reshape(B * T, D)",
     "einsum('oi,bi->ob')", "BatchNorm in eval mode, frozen statistics", "GRUCell", "inputs as a dataclass",
     "tokens that cancel, inputs of 1e6", "batch statistics by hand behind a zero gate", "detached batch mean",
-    "loss over its detached mean", "as many tokens as samples, all of one sample", "a record whose gradient is 0 / 0",
+    "loss over its detached mean, given to a Trainer",
+    "as many tokens as samples, all of one sample", "a record whose gradient is 0 / 0",
     "a buffer that keeps a running mean", "graph whose end nodes are isolated", "parameter cast in a forward",
     "mixing before the first layer, bytes",
 }  # fmt: skip
