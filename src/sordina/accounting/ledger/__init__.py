@@ -1,7 +1,8 @@
 """The ledger: a budget that outlives a process, kept as an append-only, hash-chained history.
 
 Read in this order: `entries` (what one line of the history says, and the chain), `state` (what a history means),
-`store` (how it is kept in a database), `ledger` (what a user does with it).
+`costs` (what its spends cost together), `store` (how it is kept in a database), `book` (one reading of it), `ledger` (what
+a user does with it).
 
 What the hash chain shows and what it cannot:
 
@@ -9,9 +10,11 @@ What the hash chain shows and what it cannot:
 what somebody with write access to the database does                        noticed
 ==========================================================================  ==========================================
 edits, deletes, swaps or inserts an entry; cuts the end off                 always
+alters the stored composition of a past (`costs`)                           always: it is composed again
 does so, and rewrites every later hash and the head with it                 with ``verify(head=...)`` of a noted head
 puts an older copy of the whole file back, or starts an empty one           with ``verify(head=...)`` of a noted head
-forges entries after the last head that anybody noted                       never
+forges entries after the last head that anybody noted                       never (a forged composition beside
+                                                                            true entries: ``verify(recompose=True)``)
 ==========================================================================  ==========================================
 
 The hashes carry no secret, so note the head from time to time where the database's owner cannot write.

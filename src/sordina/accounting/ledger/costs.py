@@ -3,7 +3,7 @@
 Up to `_FEW` distinct events are judged from scratch by the data set's accountant. Beyond that the past is *kept*: its
 composition (see `accounting.kept`) is stored beside the history, and only what is new joins it. A stored past is
 
-* conservative: it never costs less than the same spends judged from scratch, and at most `ROUNDING` of the budget more;
+* conservative: it never costs less than the same spends judged from scratch, and at most `ROUNDING` more;
 * bound to the chain: the entry it was stored with holds its SHA-256, so it is as hard to alter as an entry. One that
   is missing, or does not match, is composed again from the history, which takes as long as it takes.
 
@@ -32,12 +32,12 @@ from sordina.accounting.ledger.state import DataSet, Spend, State, Statement, St
 
 _FEW = 12
 """Distinct events that are judged from scratch."""
-_RECENT = 16
+_RECENT = 8
 """Open reservations that are kept one by one."""
 _BATCH = 64
 """Parts that are joined at once."""
-ROUNDING = 1e-3
-"""What a kept past of ten thousand spends may cost more than from scratch, as a part of the budget."""
+ROUNDING = 2e-3
+"""What a kept past of ten thousand spends may cost more than from scratch, as a part of it (see `loss_sums`)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def composed_from(data: bytes, wanted: str) -> ComposedSpends | None:
 
 def question_about(terms: DataSet) -> Question:
     """What is asked of the past of a data set."""
-    return Question(terms.accountant, terms.budget.delta, terms.adjacency, terms.budget.epsilon)
+    return Question(terms.accountant, terms.budget.delta, terms.adjacency)
 
 
 def epsilon(terms: DataSet, spends: Iterable[Spend], stored: ComposedSpends | None = None) -> float:
