@@ -17,6 +17,7 @@ SECONDS = float(os.environ.get("SORDINA_RANDOM_MODELS_SECONDS", "6"))
 
 def sweep(start: int, seconds: float = SECONDS) -> int:
     """Try programs until the time is over; fail with the smallest one that fails."""
+    tried(draw(1))  # what torch loads at its first use does not count
     count, end = 0, time.process_time() + seconds
     while time.process_time() < end:
         program = draw(start + count)
