@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina.errors import Unsupported
 from sordina.gradients.capture import Recorder
+from sordina.gradients.check import check
 from sordina.gradients.meeting import Meeting
 from sordina.gradients.nested import described, tensors_in
 from sordina.gradients.one_by_one import Apart, run_apart
@@ -93,6 +95,7 @@ class Calls:
             for name, module in model.named_modules()
             for key in module._buffers
         ]
+        self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,6 +109,8 @@ class Calls:
             self._running = False
 
     def _run(self, value: tuple[Any, Any]) -> Any:
+        if any(module.training for module in self._frozen) and (problems := check(self.model)):
+            raise Unsupported(str(problems[0]))
         structure = self._structure(value)
         rows = rows_in(value, structure.inputs) if structure else 0
         if not structure or not rows:

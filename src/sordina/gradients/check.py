@@ -51,6 +51,8 @@ def _wrapped(module: nn.Module) -> tuple[str, str] | None:
 
 def _mixing(module: nn.Module) -> tuple[str, str] | None:
     if isinstance(module, _BatchNorm) and not isinstance(module, _InstanceNorm):
+        if not module.training and module.running_mean is not None and module.running_var is not None:
+            return None
         kind = type(module).__name__
         return f"{kind} mixes samples, so no per-sample bound exists.", "Use GroupNorm: sordina.fix(model)."
     return None

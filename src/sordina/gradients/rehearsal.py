@@ -117,7 +117,14 @@ RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 
 
 class WithoutChance(TorchFunctionMode):
-    """Dropout does nothing and every random number is the same, so that two runs can be compared."""
+    """Dropout does nothing and every random number is the same, so that two runs can be compared.
+
+    What is drawn from ``own`` stays random: the rows that are made up, and what is asked about them.
+    """
+
+    def __init__(self, own: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.own = own
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -135,7 +142,11 @@ class WithoutChance(TorchFunctionMode):
             elif "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
         result = func(*args, **kwargs)
-        if name in DRAWS and isinstance(result, Tensor):
+        if (
+            name in DRAWS
+            and isinstance(result, Tensor)
+            and (self.own is None or kwargs.get("generator") is not self.own)
+        ):
             with torch.no_grad():
                 result.fill_(DRAWS[name])
         return result

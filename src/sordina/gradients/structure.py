@@ -155,7 +155,7 @@ class Study:
         with (
             moved(self.model, self.generator, double),
             aside(self.model) as snapshot,
-            WithoutChance(),
+            WithoutChance(self.generator),
             torch.enable_grad(),
             self._unheard(),
         ):
@@ -200,11 +200,11 @@ class Trial:
     def run(self, many: int, larger: tuple[Any, Any]) -> tuple[Structure, bool]:
         """The structure, and whether every parameter's gradient has spoken."""
         self.study.recorder.dynamic = ""
-        result, taps = self._fresh(lambda: self.study.heard(many, self.dims, larger))
-        wide, shapes = list(tensors_in([result])), _shapes(taps)
+        result, taps = self._heard(many, larger)
+        wide, shapes = list(tensors_in([result])), _shapes(taps or [])
         self._check_buffers()
         del result, taps
-        result, taps = self._fresh(lambda: self.study.heard(self.rows, self.dims, self.value))
+        result, taps = self._heard(self.rows, self.value)
         outputs = list(tensors_in([result]))
         apart = [self._fresh(partial(self.study.plain, part(self.value, self.dims, row))) for row in range(self.rows)]
         placements = self._placements(outputs, wide, apart, many)
@@ -212,13 +212,21 @@ class Trial:
         if self.study.thorough:
             self._check_replaced(outputs, placements)
             self._check_memory(larger)
-        places = _places(_shapes(taps), shapes, self.rows, many, {tap.key for tap in taps if not tap.any_dim})
+        first = {tap.key for tap in taps or () if not tap.any_dim}
+        places = _places(_shapes(taps or []), shapes, self.rows, many, first)
         structure = Structure(self.dims, placements, places, frozenset())
         passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
         why = self.study.recorder.dynamic or differs
         if not spoke:
             why = why or "a parameter's gradient vanishes on all rows tried"
         return replace(structure, passed=passed, alone=why), spoke
+
+    def _heard(self, rows: int, value: tuple[Any, Any]) -> tuple[Any, list[Tap] | None]:
+        """A forward pass with taps; without, where listening fails and the model alone does not."""
+        try:
+            return self._fresh(partial(self.study.heard, rows, self.dims, value))  # type: ignore[no-any-return]
+        except Exception:
+            return self._fresh(partial(self.study.plain, value)), None
 
     def _fresh(self, work: Callable[[], Any]) -> Any:
         self.snapshot.restore()
@@ -283,7 +291,11 @@ class Trial:
         return self.study.plain(self.value)
 
     def _gradients(
-        self, structure: Structure, outputs: Sequence[Tensor], taps: list[Tap], apart: Sequence[Sequence[Tensor]]
+        self,
+        structure: Structure,
+        outputs: Sequence[Tensor],
+        taps: list[Tap] | None,
+        apart: Sequence[Sequence[Tensor]],
     ) -> tuple[frozenset[Key], str, bool]:
         """The taps a backward pass goes through, which parameter's answers are wrong, and whether all of them spoke."""
         study, nothing = self.study, frozenset[Key]()
@@ -299,11 +311,16 @@ class Trial:
         truth = Truth(study.parameters, torch.randn(self.rows, generator=study.generator, dtype=torch.float64))
         for row, tensors in enumerate(apart):
             truth.add(row, self._piece(row, tensors, structure.outputs, spread))
+        if taps is None:
+            return nothing, "a rule does not fit how its layer is called", True
         if not structure.fits(taps, self.rows):
             return nothing, "a layer is used on rows that are not samples", True
         passed = _passed(losses, taps, structure.taps)
-        terms = terms_of(losses, taps, structure.taps, passed, study.parameters, self.rows, 1)
-        return passed, truth.differing(terms), truth.spoke
+        try:
+            terms = terms_of(losses, taps, structure.taps, passed, study.parameters, self.rows, 1)
+            return passed, truth.differing(terms), truth.spoke
+        except Exception:
+            return nothing, "a rule does not fit how its layer is called", True
 
     def _piece(
         self, row: int, tensors: Sequence[Tensor], places: Placements, spread: Sequence[Tensor]

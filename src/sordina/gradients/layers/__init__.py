@@ -29,6 +29,7 @@ class Rule:
 
 _CONV, _TRANSPOSED = Rule(convolution.convolution, any_dim=False), Rule(convolution.transposed, any_dim=False)
 _INSTANCE = Rule(norm.instance_norm, any_dim=False)
+_FROZEN = Rule(norm.batch_norm, any_dim=False)
 _RECURRENT = Rule(forward=recurrent.forward, parameters=None)
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -39,6 +40,9 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm1d: _INSTANCE,
     nn.InstanceNorm2d: _INSTANCE,
     nn.InstanceNorm3d: _INSTANCE,
+    nn.BatchNorm1d: _FROZEN,
+    nn.BatchNorm2d: _FROZEN,
+    nn.BatchNorm3d: _FROZEN,
     nn.Embedding: Rule(embedding.embedding),
     nn.EmbeddingBag: Rule(embedding.embedding_bag, any_dim=False),
     nn.Conv1d: _CONV,

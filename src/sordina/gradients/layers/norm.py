@@ -52,3 +52,15 @@ def _per_channel(
         yield weight, Dense(fold.by_row(normal().mul_(b).flatten(2).sum(2)))
     if (bias := own(module, "bias")) is not None:
         yield bias, Dense(fold.by_row(widen(b).flatten(2).sum(2)))
+
+
+def batch_norm(
+    module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, b: Tensor, fold: Fold, input: Tensor
+) -> Iterator[tuple[Tensor, Term]]:
+    """BatchNorm with frozen statistics (`sordina.check` refuses any other): a scale and a shift per channel."""
+    b = widen(b).reshape(*b.shape[:2], -1)
+    if (weight := own(module, "weight")) is not None:
+        normal = F.batch_norm(widen(input), module.running_mean, module.running_var, eps=module.eps)
+        yield weight, Dense(fold.by_row(normal.reshape(b.shape).mul(b).sum(2)))
+    if (bias := own(module, "bias")) is not None:
+        yield bias, Dense(fold.by_row(b.sum(2)))

@@ -1,0 +1,526 @@
+"""Which rows belong to whom: models and losses that mix samples are refused, and sound ones answered exactly.
+
+Held against brute force (`tests.gradients.brute_force`). In the engine before, the first half of this page was accepted
+with a sensitivity of up to 7.8 times the bound, and the second half was refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.gradients.brute_force import Outcome, judge
+from torch import nn
+
+from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients import Engine
+from sordina.gradients.calls import Schedule
+from sordina.gradients.structure import Mixing, Truth
+from sordina.seam import VectorQuery
+
+WIDTH, TOKENS = 4, 3
+
+
+def draw(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def squares(model: nn.Module, batch: object) -> torch.Tensor:
+    output = model(batch)
+    return ((output + 1).square() * torch.linspace(0.5, 2, output[0].numel()).view_as(output[0])).flatten(1).sum(1)
+
+
+class Around(nn.Module):
+    """A layer, something in between, and a head (that may start at zero)."""
+
+    def __init__(self, between, zero: bool = False, before=lambda x: x) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+        self.between, self.before = between, before
+        if zero:
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(self.between(torch.tanh(self.layer(self.before(x)))))
+
+
+class Gate(nn.Module):
+    """What it holds has no effect at first."""
+
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self.gate, self.inner = nn.Parameter(torch.zeros(())), inner
+
+    def forward(self, x):
+        return x + self.gate * self.inner(x)
+
+
+def batch_norm(x):
+    return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+
+
+def silent_norm(x):
+    with torch.no_grad():
+        mean, deviation = x.mean(0), x.std(0, unbiased=False) + 1e-3
+    return (x - mean) / deviation
+
+
+def quantised(x):
+    scale = x.detach().abs().max() / 7
+    return x + ((x / scale).round() * scale - x).detach()
+
+
+class Capacity(nn.Module):
+    """Experts that take so many rows of a batch and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 2), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        chosen = self.router(x).argmax(1)
+        result = x.clone()
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().flatten()[: max(1, len(x) // 2)]
+            result = result.index_add(0, rows, expert(x[rows]))
+        return result
+
+
+class Graph(nn.Module):
+    """Neighbours in a batch of nodes look at each other; the first and the last have none."""
+
+    def forward(self, x):
+        inner = x[1:-1]
+        return torch.cat([x[:1], inner + inner.flip(0), x[-1:]]) if len(x) > 3 else x
+
+
+class Queue(nn.Module):
+    """Remembers the last batch, without telling anybody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(WIDTH, 2), None
+
+    def forward(self, x):
+        mean = x.mean() if self.last is None else self.last
+        self.last = x.detach().mean()
+        return self.layer(x) * (1 + mean.detach().abs())
+
+
+MIXING = {
+    "batch norm by hand": Around(batch_norm),
+    "behind a head of zeros": Around(batch_norm, zero=True),
+    "behind a gate of zero": Around(Gate(batch_norm)),
+    "statistics without a gradient": Around(silent_norm),
+    "the largest of all": Around(lambda h: h / h.detach().abs().max()),
+    "the largest of all, behind a gate": Around(Gate(lambda h: h / h.detach().abs().max())),
+    "a detached mean": Around(lambda h: h - h.detach().mean(0)),
+    "a hundredth of a percent of a mean": Around(lambda h: h + 1e-4 * h.detach().mean(0)),
+    "fake quantisation": Around(quantised),
+    "experts of limited capacity": Around(Capacity()),
+    "a graph with isolated ends": Around(Graph()),
+    "before the first layer": Around(nn.Identity(), before=lambda x: x - x.mean(0)),
+    "the place in the batch": Around(lambda h: h * torch.arange(1.0, len(h) + 1, dtype=h.dtype)[:, None]),
+    "the size of the batch": Around(lambda h: h / len(h)),
+    "a memory of the last batch": Queue(),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_model_that_mixes_samples_is_refused(name):
+    torch.manual_seed(0)
+    verdict = judge(MIXING[name].double(), squares, draw(6, WIDTH), sizes=(4,), all_records=False)
+    assert verdict.outcome is Outcome.REFUSED, verdict
+    assert "mix" in verdict.why or "between batches" in verdict.why
+
+
+@dataclass
+class Packet:
+    x: torch.Tensor
+
+
+PACKED = {
+    "dictionary": lambda x: {"x": x},
+    "list": lambda x: [x],
+    "whole numbers": lambda x: (x * 50 + 128).clamp(0, 255).to(torch.uint8),
+    "with a gradient": lambda x: x.requires_grad_(),
+    "dataclass": Packet,
+}
+
+
+class Unpacked(nn.Module):
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.layer, self.mixes = nn.Linear(WIDTH, 2), mixes
+
+    def forward(self, x):
+        x = x["x"] if isinstance(x, dict) else x[0] if isinstance(x, list) else x.x if isinstance(x, Packet) else x
+        x = x.double()
+        return self.layer(x - x.mean(0) if self.mixes else x)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_mixing_before_the_first_layer_is_seen_whatever_the_inputs_come_in(name):
+    for mixes in (True, False):
+        model = Unpacked(mixes).double()
+        with Engine(model) as engine:
+            if mixes:
+                with pytest.raises(Unsupported, match="mix"):
+                    model(PACKED[name](draw(5, WIDTH)))
+            else:
+                tape = engine.record(model(PACKED[name](draw(5, WIDTH))).square().sum(1))
+                assert bool((tape.scalars().norms > 0).all())
+
+
+def contrast(h: torch.Tensor) -> torch.Tensor:
+    return (h @ h.T).mean(1)
+
+
+LOSSES = {
+    "a contrastive term": lambda h: h.square().sum(1) + contrast(h),
+    "a contrastive term of weight zero": lambda h: h.square().sum(1) + 0.0 * contrast(h),
+    "a softmax over the batch": lambda h: h.softmax(0).sum(1),
+    "a cumulative sum": lambda h: h.cumsum(0).square().sum(1),
+    "a result that is not one per sample": lambda h: h.square().sum(1) + h.mean(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_mixes_samples_is_refused(name):
+    torch.manual_seed(0)
+    verdict = judge(nn.Linear(WIDTH, 3).double(), lambda model, x: LOSSES[name](model(x)), draw(6, WIDTH), sizes=(4,))
+    assert verdict.outcome is Outcome.REFUSED, verdict
+    assert "mix" in verdict.why
+
+
+class Later(nn.Module):
+    """Mixes from the tenth step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(WIDTH, 2), 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.layer(x)
+        return h - h.detach().mean(0) if self.calls > 10 else h
+
+
+def test_mixing_that_starts_later_is_found_before_long():
+    model, x = Later(), torch.randn(8, WIDTH)
+
+    def train(engine: Engine) -> None:
+        for _ in range(10 + 2000):
+            engine.record(model(x).square().sum(1))
+
+    with Engine(model) as engine, pytest.raises(Mixing, match="since this began"):
+        train(engine)
+    assert 10 < model.calls <= 10 + 600
+
+
+def test_a_contrastive_term_that_starts_later_is_found_before_long():
+    model, x, steps = nn.Linear(WIDTH, 3), torch.randn(8, WIDTH), []
+
+    def train(engine: Engine) -> None:
+        for step in range(2000):
+            steps.append(step)
+            h = model(x)
+            engine.record(h.square().sum(1) + (contrast(h) if step > 10 else 0))
+
+    with Engine(model) as engine, pytest.raises(Mixing, match="loss of one sample"):
+        train(engine)
+    assert 10 < steps[-1] <= 600
+
+
+class Selected(nn.Module):
+    """Only some tokens of each sample go through a layer; how many is up to the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        mask = x[..., 0] > 0
+        chosen = self.layer(x[mask])
+        return self.head(torch.zeros_like(x).masked_scatter(mask[..., None], chosen).sum(1))
+
+
+def test_as_many_tokens_as_samples_are_not_taken_for_samples():
+    x = draw(7, TOKENS, WIDTH)
+    x[:, :, 0] = -x[:, :, 0].abs()
+    x[0, :2, 0], x[1, 0, 0], x[3, 0, 0] = 1.0, 1.0, 1.0
+    torch.manual_seed(0)
+    verdict = judge(Selected().double(), squares, x, sizes=(4,))
+    assert verdict.outcome is Outcome.EXACT, verdict
+    assert "depends on values" in verdict.told[0]
+
+
+class Counting(nn.Module):
+    def __init__(self, keep) -> None:
+        super().__init__()
+        self.layer, self.keep = nn.Linear(WIDTH, 2), keep
+        self.register_buffer("kept", torch.zeros(()))
+
+    def forward(self, x):
+        self.kept += self.keep(x).to(self.kept.dtype)
+        return self.layer(x)
+
+
+def test_a_buffer_that_changes_is_refused_unless_it_is_declared_public():
+    model, x = Counting(lambda x: x.detach().mean()), torch.randn(5, WIDTH)
+    with Engine(model), pytest.raises(Unsupported, match="buffer 'kept'"):
+        model(x)
+    model = Counting(lambda x: torch.ones(()))
+    with Engine(model), pytest.raises(Unsupported, match="public_buffers"):
+        model(x)
+    assert float(model.kept) == 0
+    with Engine(model, public_buffers=["kept"]) as engine:
+        for _ in range(5):
+            engine.record(model(x).square().sum(1))
+    assert float(model.kept) == 5
+
+
+class Reassigned(Counting):
+    def forward(self, x):
+        self.kept = self.keep(x)
+        return self.layer(x)
+
+
+def test_a_buffer_that_is_replaced_is_refused_too():
+    model = Reassigned(lambda x: x.detach().mean())
+    with Engine(model), pytest.raises(Unsupported, match="buffer 'kept'"):
+        model(torch.randn(5, WIDTH))
+
+
+class Bare(nn.Module):
+    """A parameter and what is done with it."""
+
+    def __init__(self, *shape: int, use) -> None:
+        super().__init__()
+        self.weight, self.use = nn.Parameter(torch.randn(*shape)), use
+
+    def forward(self, x):
+        return self.use(self.weight, x)
+
+
+class Frames(nn.Module):
+    """A convolution and a linear layer on frames laid end to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv1d(1, 2, 2), nn.Linear(2 * (WIDTH - 1), 2)
+
+    def forward(self, x):
+        frames = x.reshape(-1, 1, WIDTH)
+        return self.out(self.conv(frames).flatten(1)).reshape(len(x), -1)
+
+
+class TimeFirst(Around):
+    """Rows of all samples, the first of each before the second of any."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda h: h)
+
+    def forward(self, x):
+        rows = x.transpose(0, 1).reshape(-1, WIDTH)
+        return super().forward(rows).view(TOKENS, len(x), -1).transpose(0, 1)
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert of its choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        rows = x.reshape(-1, WIDTH)
+        weights = self.router(rows).softmax(1)
+        result = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            chosen = (weights.argmax(1) == number).nonzero().flatten()
+            result = result.index_add(0, chosen, expert(rows[chosen]) * weights[chosen, number, None])
+        return result.view_as(x)
+
+
+class Adaptive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 10, [3, 6], div_value=1.5)
+
+    def forward(self, x):
+        return self.out.log_prob(self.layer(x))
+
+
+class AdaptiveLoss(Adaptive):
+    def forward(self, x):
+        return self.out(self.layer(x), (x[:, 0].abs() * 7).long().clamp(0, 9)).output[:, None]
+
+
+class Frozen(nn.Module):
+    """Batch norm with the statistics of a finished training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.out = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 2)
+        self.norm.running_mean.copy_(torch.linspace(-1, 1, WIDTH))
+        self.norm.eval()
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(self.layer(x))))
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3)
+        self.norm.eval()
+
+    def forward(self, x):
+        return self.norm(self.conv(x[:, None]))
+
+
+SOUND = {
+    "rows of all samples": (lambda: Around(lambda h: h, before=lambda x: x.reshape(-1, WIDTH)), (TOKENS, WIDTH), True),
+    "frames": (Frames, (TOKENS, WIDTH), True),
+    "time before samples, laid end to end": (TimeFirst, (TOKENS, WIDTH), False),
+    "hidden[mask]": (Selected, (TOKENS, WIDTH), False),
+    "gathered experts": (Experts, (TOKENS, WIDTH), False),
+    "adaptive softmax": (Adaptive, (WIDTH,), None),
+    "loss of an adaptive softmax": (AdaptiveLoss, (WIDTH,), False),
+    "(W x^T)^T": (lambda: Bare(2, WIDTH, use=lambda w, x: (w @ x.T).T), (WIDTH,), None),
+    "einsum": (lambda: Bare(2, WIDTH, use=lambda w, x: torch.einsum("oi,bi->ob", w, x).T), (WIDTH,), None),
+    "frozen batch norm": (Frozen, (WIDTH,), True),
+    "frozen batch norm on images": (Images, (TOKENS, WIDTH), True),
+}  # fmt: skip
+
+
+class Whole(nn.Module):
+    """A model that returns rows of all samples, seen as one result per sample."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_model_is_answered_exactly(name):
+    maker, shape, fast = SOUND[name]
+    torch.manual_seed(0)
+    verdict = judge(Whole(maker()).double(), squares, draw(6, *shape), sizes=(1, 3, 5))
+    assert verdict.outcome is Outcome.EXACT, verdict
+    if fast is not None:
+        assert any("one sample at a time" in words for words in verdict.told) is not fast, verdict.told
+
+
+def test_batch_norm_that_leaves_its_frozen_state_is_refused():
+    model = Frozen()
+    with Engine(model) as engine:
+        engine.record(model(torch.randn(5, WIDTH)).square().sum(1))
+        model.norm.train()
+        with pytest.raises(Unsupported, match="BatchNorm1d"):
+            model(torch.randn(5, WIDTH))
+
+
+def test_dropout_is_not_taken_for_mixing():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 8), nn.Dropout(0.5), nn.GRU(8, 8, num_layers=2, dropout=0.5, batch_first=True)
+    )
+
+    class States(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x)[0] * torch.bernoulli(torch.full((len(x), 1, 1), 0.5))
+
+    states, x = States(), torch.randn(6, TOKENS, WIDTH)
+    with Engine(states) as engine:
+        before = torch.get_rng_state()
+        first = engine.record(states(x).square().flatten(1).sum(1)).scalars().norms
+        for _ in range(100):
+            engine.record(states(x).square().flatten(1).sum(1))
+    torch.set_rng_state(before)
+    with Engine(states) as engine:
+        again = engine.record(states(x).square().flatten(1).sum(1)).scalars().norms
+    assert torch.equal(first, again), "checks may not move the state of chance"
+
+
+def test_what_a_batch_holds_decides_nothing_and_is_not_told(caplog):
+    """Batches with and without tokens, of one sample and of many: nothing is logged after the first."""
+    torch.manual_seed(0)
+    model, x = Selected(), torch.randn(6, TOKENS, WIDTH)
+    with caplog.at_level(logging.INFO), Engine(model) as engine:
+        engine.record(squares(model, x))
+        caplog.clear()
+        for batch in (x.abs(), -x.abs(), x[:1], x[:2]):
+            engine.record(squares(model, batch))
+    assert not caplog.records
+
+
+class Depth(nn.Module):
+    """Large values go through a layer that others do not meet: its use shows in some batches only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        large = x.abs().amax(1, keepdim=True) > 50
+        if bool(large.any()):
+            h = torch.where(large, self.second(h), h)
+        return self.head(h)
+
+
+def test_a_layer_that_first_shows_in_a_later_batch_is_not_lost(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Depth().double(), draw(5, WIDTH)
+    large = x.clone()
+    large[2] *= 100
+    with Engine(model) as engine:
+        engine.record(squares(model, x))
+        monkeypatch.setattr(Schedule, "due", lambda schedule: False)
+        tape = engine.record(squares(model, large))
+        norms, total = tape.scalars().norms, tape.contract([VectorQuery(torch.ones(5, dtype=torch.float64))])[0]
+    rows = []
+    for row in large:
+        found = torch.autograd.grad(squares(model, row[None]).sum(), list(model.parameters()), allow_unused=True)
+        pairs = zip(model.parameters(), found, strict=True)
+        rows.append(torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in pairs]))
+    expected = torch.stack(rows)
+    torch.testing.assert_close(norms, expected.norm(dim=1), rtol=1e-9, atol=0)
+    torch.testing.assert_close(total, expected.sum(0), rtol=1e-9, atol=1e-9)
+
+
+def test_parts_of_the_model_called_by_themselves_are_refused():
+    model = nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2))
+    with Engine(model) as engine, pytest.raises(InvalidInput, match="call model"):
+        engine.record(model[1](model[0](torch.randn(5, WIDTH))).square().sum(1))
+
+
+def test_a_parameter_used_outside_of_the_model_is_refused():
+    model = nn.Linear(WIDTH, 3)
+    with Engine(model) as engine, pytest.raises(Unsupported, match="'weight' is used outside"):
+        engine.record(model(torch.randn(5, WIDTH)).square().sum(1) + model.weight.square().sum())
+
+
+def test_the_rows_that_are_made_up_differ_and_so_do_the_gradients_asked_about_them(monkeypatch):
+    """A study on equal rows would say nothing about who is who."""
+    seen = []
+    told = Truth.differing
+    monkeypatch.setattr(Truth, "differing", lambda truth, terms: seen.append(truth) or told(truth, terms))
+    model = nn.Linear(WIDTH, 2)
+    with Engine(model):
+        model(torch.randn(5, WIDTH))
+    norms = seen[0].norms["weight"]
+    assert len(norms.unique()) == len(norms)
+    assert len(seen[0].weights.unique()) == len(norms)
