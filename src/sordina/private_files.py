@@ -21,7 +21,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -49,7 +49,7 @@ def make_folder(path: Path) -> None:
             return
         missing = [path, *(parent for parent in path.parents if not parent.exists())]
         for folder in reversed(missing):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            _unless_there(folder)
             sync_folder(folder.parent)
 
 
@@ -63,7 +63,7 @@ def write(path: Path, content: Content) -> None:
     temporary = path.with_name(path.name + _TEMPORARY)
     with explained("write", path):
         _refuse_trap(path)
-        temporary.unlink(missing_ok=True)
+        _unlink(temporary)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
         with _WatchedFile(handle, "wb") as raw:
             _fill(raw, content)
@@ -120,7 +120,7 @@ def sha256(path: Path) -> str:
 def remove(path: Path) -> None:
     """Take the file at ``path`` away, if it is there, durably."""
     with explained("remove", path):
-        path.unlink(missing_ok=True)
+        _unlink(path)
         sync_folder(path.parent)
 
 
@@ -192,6 +192,19 @@ def explained(doing: str, path: Path) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InvalidInput(f"cannot {doing} {path}: {reason}.") from error
+
+
+def _unless_there(folder: Path) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def _unlink(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _refuse_trap(path: Path) -> None:

@@ -283,10 +283,12 @@ class RunFolder:
 
     def forget(self) -> None:
         """Take back a begin after which nothing was reserved or drawn, so that the folder is as if never used."""
-        self._save(_STARTING)
-        for name in (JOURNAL, RECIPE, RUN):
-            private_files.remove(self.path / name)
-        self.close()
+        try:
+            self._save(_STARTING)
+            for name in (JOURNAL, RECIPE, RUN):
+                private_files.remove(self.path / name)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -9,6 +9,7 @@ import typer
 
 from sordina.cli.booking import booked_on
 from sordina.cli.output import say, say_json
+from sordina.types import format_up
 
 
 def train(
@@ -60,7 +61,8 @@ def train(
         say_json(facts)
         return
     for name, value in facts.items():
-        say(f"{name:>18}  {value:.6g}" if isinstance(value, float) else f"{name:>18}  {value}")
+        shown = format_up(value) if name in ("epsilon", "delta") and value else f"{value:.6g}"
+        say(f"{name:>18}  {shown if isinstance(value, float) else value}")
     say(run.statement())
     if out is not None:
         say(f"Saved in {out}.")

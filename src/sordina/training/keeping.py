@@ -242,7 +242,10 @@ class RunKeeper:
         if self.folder is not None:
             return "is held for the run: resume it, or it counts as spent"
         drawn = self.private.steps_taken
-        settle_once(self.reservation, self.private.plan.event() if drawn else NOTHING)
+        try:
+            settle_once(self.reservation, self.private.plan.event() if drawn else NOTHING)
+        except SordinaError as error:
+            return f"could not be settled and counts as spent ({error})"
         return "was settled in full, since the run cannot be resumed" if drawn else "was settled as unspent"
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from sordina.accounting import Account, Event, to_dict
 from sordina.run_folder import METRICS, RunFolder
 from sordina.training.plan import Plan, event_of, spent
 from sordina.training.raw import CAVEAT, KEY
-from sordina.types import Guarantee
+from sordina.types import Guarantee, delta_warning
 
 CAVEATS = (
     "The population size that the sampling rate is computed from is treated as public.",
@@ -105,6 +105,8 @@ class Run:
     def caveats(self) -> list[str]:
         """What the guarantee does not cover."""
         found = [*CAVEATS]
+        if self._warning:
+            found.append(self._warning)
         if any(KEY in entry for entry in self.history):
             found.append(CAVEAT)
         if self.own_loop:
@@ -122,6 +124,12 @@ class Run:
             )
         return found
 
+    @property
+    def _warning(self) -> str | None:
+        """What to say of a delta that excludes nothing."""
+        sampler = self.plan.sampler
+        return delta_warning(self.delta, getattr(sampler, "population", None), str(self.plan.unit))
+
     def statement(self) -> str:
         """The guarantee in a sentence."""
         if not self.plan.private:
@@ -130,8 +138,8 @@ class Run:
         if self.earlier:
             claim += ", for the last run alone (the model had been trained before: see the caveats)"
         if not self.releasable:
-            return f"{claim}, IF the noise were secret: this run was seeded for reproduction, so do not release it."
-        return f"{claim}."
+            claim += ", IF the noise were secret: this run was seeded for reproduction, so do not release it"
+        return f"{claim}. {self._warning}" if self._warning else f"{claim}."
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.pt``, ``metrics.jsonl`` and ``privacy.json`` into ``folder``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,15 +115,14 @@ class Trainer:
         self._fitted = True
         try:
             if private.steps_taken < private.plan.steps:
-                with ExitStack() as stack:
+                with suppress(StopTraining), ExitStack() as stack:
                     self._loop(private, validation, [stack.enter_context(one) for one in self._watchers(private)])
-        except StopTraining:
-            pass
+            return private.finish()
         except BaseException as error:
             private.keeper.failed(error)
-            private.close()
             raise
-        return private.finish()
+        finally:
+            private.close()
 
     def _checked(self, data: Any, validation: Any) -> Private:
         """Everything that can be found wrong before anything is reserved or drawn."""
