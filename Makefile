@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev,docs,federated,llm,tables
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test check bench docs random-models supported-models clean
+.PHONY: demo test check bench docs storm random-models supported-models clean
 .DELETE_ON_ERROR:
 
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
@@ -32,6 +32,10 @@ check: $(DEV)
 
 bench: $(VENV)/.ready-dev+federated+llm+tables+bench
 	$(BIN)/python -m benchmarks
+
+# Kills, full disks, torn files and races on training: the long form of tests/faults.
+storm: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm
 
 # 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
 random-models: $(DEV)
