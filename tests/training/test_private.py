@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sordina as sd
 from sordina.clipping import Fixed, Online
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
+from sordina.random import add_gaussian
 from sordina.sampling import Users
 from sordina.training.private import Private
 from sordina.types import Unit
@@ -64,7 +65,8 @@ def test_a_step_is_one_clipped_noised_mean(data, plan, make_model):
         )
         g = torch.cat([part.flatten() for part in gradients])
         total += g * min(1.0, 0.3 / float(g.norm()))
-    noised = (total + 1.3 * 0.3 * torch.from_numpy(rng.standard_normal(len(total)))) / 20
+    add_gaussian(total.numpy(), float(np.nextafter(0.3 * 1.3, 1)), rng)
+    noised = total / 20
     expected = torch.cat([p.detach().flatten() for p in twin.parameters()]) - 0.1 * noised
     batch = next(iter(loop))
     loop.step(losses(model, batch))

@@ -15,7 +15,6 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.mechanisms.arrays import open_floats
 from sordina.mechanisms.grid import Grid
 from sordina.mechanisms.mechanism import check_confidence, number, settle, source, whole, word
-from sordina.randomness import fill_normal
 from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
 
 _FINENESS = 20
@@ -93,7 +92,7 @@ class MetricLaplace:
         count, dimension = points.shape
         if dimension == 0:
             raise InvalidInput("a point needs at least one coordinate.")
-        noise = fill_normal(np.empty((count, dimension)), rng)
+        noise = rng.standard_normal((count, dimension))
         radius = rng.standard_gamma(dimension, size=count) / self.epsilon
         noise *= (radius / np.sqrt(np.einsum("ij,ij->i", noise, noise)))[:, None]
         noise += points

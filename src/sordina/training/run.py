@@ -23,7 +23,8 @@ from sordina.types import Guarantee, delta_warning
 CAVEATS = (
     "The population size that the sampling rate is computed from is treated as public.",
     "Validation data are not covered by the guarantee: their scores are computed without noise.",
-    "Noise is drawn in floating point; the guarantee is that of the ideal Gaussian mechanism.",
+    "Clipped gradients are added up in floating point; noise of an exactly known law then covers their sum over the "
+    "reals, not the rounding of that sum.",
 )
 OWN_LOOP = (
     "The losses came from a loop of the user's own: that the loss of a sample depends on this sample alone is the "

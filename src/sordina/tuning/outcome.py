@@ -24,7 +24,8 @@ from sordina.types import Guarantee, delta_warning
 
 CAVEATS = (
     "The numbers of training and validation records that rates and shares are computed from are treated as public.",
-    "Noise on gradients is drawn in floating point; the guarantee is that of the ideal Gaussian mechanism.",
+    "Clipped gradients are added up in floating point; noise of an exactly known law then covers their sum over the "
+    "reals, not the rounding of that sum.",
 )
 
 SECRET = (

@@ -16,7 +16,7 @@ from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.placement import Facts, Statement
 from sordina.federated.selection import Selection
-from sordina.training.noise import gaussian_like
+from sordina.training.noise import add_noise
 from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 
 
@@ -66,7 +66,7 @@ class Local:
         """Clip and noise every client's vector."""
         clipped = _shrink(outcome.vectors, self.clip)
         scale = 2 * self.clip * self.noise_multiplier
-        return Parcel(vectors=clipped.add_(gaussian_like(clipped, rng), alpha=scale))
+        return Parcel(vectors=add_noise(clipped, scale, rng))
 
     def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The noised vectors and their plain mean."""
@@ -131,8 +131,7 @@ class RecordNoise:
         if outcome.record_bound is None:
             raise InvalidInput("record-level noise needs work that bounds a record's effect: use ClippedGradient.")
         scale = outcome.record_bound * self.noise_multiplier
-        noised = torch.add(outcome.vectors, gaussian_like(outcome.vectors, rng), alpha=scale)
-        return Parcel(vectors=noised)
+        return Parcel(vectors=add_noise(outcome.vectors.clone(), scale, rng))
 
     def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The noised vectors and their plain mean."""

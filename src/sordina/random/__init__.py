@@ -1,0 +1,6 @@
+"""Randomness: secure and seeded generators, and Gaussian noise whose law is proved."""
+
+from sordina.random.generators import generator, releasable, secure, seeded
+from sordina.random.noise import add_gaussian
+
+__all__ = ["add_gaussian", "generator", "releasable", "secure", "seeded"]
