@@ -186,7 +186,8 @@ def _false(flags: NDArray[np.bool_], n: int) -> Indices:
     flags[n:end] = True
     words = (flags[:end].view(np.uint64) != _ALL_TRUE).nonzero()[0]
     inside = (~flags[:end].reshape(-1, 8)[words]).ravel().nonzero()[0]
-    return words[inside >> 3] * 8 + (inside & 7)
+    found: Indices = words[inside >> 3] * 8 + (inside & 7)
+    return found
 
 
 def _second(bits: NDArray[np.int32], offsets: Double, scale: float, stream: BitStream, margin: float) -> Double:
