@@ -8,12 +8,16 @@ import math
 import numpy as np
 import pytest
 
+from sordina.accounting import Gaussian, PoissonSampled, Repeated, to_dict
+from sordina.run_folder import RunFolder
+
 PRIVACY = {
     "epsilon": 2.9999, "delta": 1e-5, "private": True, "statement": "(3, 1e-05)-DP per record.",
     "adjacency": "add-remove", "unit": "record", "model": "central", "accountant": "pld", "noise_multiplier": 2.07,
     "sampler": {"kind": "Poisson", "batch": 128, "population": 1437}, "clipping": "Online(initial=100.0, memory=0.9)",
     "steps": 200, "planned_steps": 200, "releasable": True, "caveats": ["The population size is public."],
     "versions": {"sordina": "0.1.0", "torch": "2.13.0"},
+    "event": to_dict(Repeated(PoissonSampled(128 / 1437, Gaussian(2.07)), 110)),
 }  # fmt: skip
 RECIPE = {"dataset": "digits", "model": None, "epsilon": 3.0, "clipping": "online", "threshold": 100.0, "seed": None}
 
@@ -21,6 +25,12 @@ RECIPE = {"dataset": "digits", "model": None, "epsilon": 3.0, "clipping": "onlin
 def write(folder, name, facts):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(facts))
+
+
+def finish(folder, facts):
+    """A run's end as the commands bring it about: the model, and the claim that names it."""
+    with RunFolder.begin(folder, "train", {"made": "by hand"}) as held:
+        held.finish(b"weights", facts)
 
 
 def metrics(folder, lines):
@@ -46,7 +56,7 @@ def audited(folder, claimed, shift):
 @pytest.fixture
 def private(tmp_path):
     folder = tmp_path / "online"
-    write(folder, "privacy.json", PRIVACY)
+    finish(folder, PRIVACY)
     write(folder, "recipe.json", RECIPE)
     metrics(
         folder,
@@ -66,7 +76,7 @@ def private(tmp_path):
 def plain(tmp_path):
     folder = tmp_path / "plain"
     statement = "NOT PRIVATE: trained without clipping and noise."
-    write(folder, "privacy.json", PRIVACY | {"epsilon": None, "private": False, "statement": statement})
+    finish(folder, PRIVACY | {"epsilon": None, "private": False, "statement": statement})
     write(folder, "recipe.json", RECIPE | {"epsilon": math.inf, "threshold": None})
     lines = [
         {"step": step, "steps": 300, "epsilon": None, "threshold": 0.1, "validation": {"loss": 0.5, "accuracy": 0.95}}

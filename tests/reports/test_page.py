@@ -99,7 +99,7 @@ def test_the_answer_gives_odds(private):
 
 
 def test_replace_one_asks_another_question():
-    run = Run("r", "train", Claim(True, 1.0, 1e-5, adjacency="replace-one"))
+    run = Run("r", "train", Claim(True, 1.0, 1e-5, adjacency="replace-one", verified=True))
     assert "which of two candidates" in words.answer(run)[0]
 
 

@@ -28,6 +28,12 @@ class Claim:
     noise_multiplier: float | None = None
     releasable: bool | None = None
     statement: str = ""
+    verified: bool = False
+    """Whether the claim was checked against the run's own model and events (`verification`)."""
+    unverified: str = ""
+    """Why it was not."""
+    other_model: bool = False
+    """Whether it speaks of another model than the one beside it."""
 
 
 @dataclass(frozen=True)

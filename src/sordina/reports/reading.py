@@ -29,6 +29,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.reports.attacked import attacks, fairness, reconstructions
 from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
+from sordina.reports.verification import Verification, verify
 
 _MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json")
 _FIRST = re.compile(r"\b(?:initial|threshold|C)=([0-9.eE+-]+)")
@@ -80,7 +81,7 @@ def run(folder: str | Path) -> Run:
     return Run(
         name=folder.resolve().name,
         kind=kind,
-        claim=_claimed(audited) if kind == "audit" else _claim(privacy),
+        claim=_claimed(audited) if kind == "audit" else _claim(privacy, verify(folder, privacy)),
         dataset=recipe.get("dataset") or recipe.get("data"),
         model=recipe.get("strategy") or recipe.get("model"),
         population=result.get("clients") or recipe.get("population") or privacy.get("sampler", {}).get("population"),
@@ -126,7 +127,7 @@ def _kind(privacy: dict[str, Any], recipe: dict[str, Any], history: tuple[Moment
     return "train" if privacy or recipe or history else "audit"
 
 
-def _claim(privacy: dict[str, Any]) -> Claim:
+def _claim(privacy: dict[str, Any], found: Verification) -> Claim:
     if not privacy:
         return Claim()
     privacy = {**privacy.get("details", {}), **privacy}
@@ -144,6 +145,9 @@ def _claim(privacy: dict[str, Any]) -> Claim:
         noise_multiplier=_number(privacy.get("noise_multiplier")),
         releasable=privacy.get("releasable"),
         statement=str(privacy.get("statement") or privacy.get("guarantee") or ""),
+        verified=found.verified,
+        unverified=found.why,
+        other_model=found.other_model,
     )
 
 
@@ -153,7 +157,10 @@ def _claimed(audited: dict[str, Any]) -> Claim:
     if told is None or not audited.get("results"):
         return Claim()
     epsilon = _number(told)
-    return Claim(private=epsilon is not None, epsilon=epsilon, delta=attacks(audited)[0].delta)
+    return Claim(
+        private=epsilon is not None, epsilon=epsilon, delta=attacks(audited)[0].delta,
+        unverified="only an audit of it is here, not the run that made it",
+    )  # fmt: skip
 
 
 def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:

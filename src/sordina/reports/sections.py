@@ -46,6 +46,7 @@ def _gauge(run: Run) -> str:
     refuted = any(attack.refuted for attack in run.attacks)
     if (
         refuted
+        or claim.other_model
         or claim.private is None
         or claim.trust not in ("central", "local")
         or (run.private and claim.epsilon is None)
@@ -208,7 +209,8 @@ def caveats(report: Report) -> str:
     """What the guarantee does not cover."""
     own: dict[str, list[str]] = {}
     for run in report.runs:
-        for caveat in run.caveats if run.private or not run.finished else ():
+        said = [warning for warning in (words.large_delta(run),) if warning and warning not in run.caveats]
+        for caveat in (*said, *run.caveats) if run.private or not run.finished else ():
             own.setdefault(caveat, []).append(run.name)
     several = len(report.runs) > 1
     items = [f"{caveat} ({', '.join(names)})" if several else caveat for caveat, names in own.items()]

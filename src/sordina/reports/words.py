@@ -6,7 +6,7 @@ import math
 
 from sordina.reports.facts import Attack, Claim, Run
 from sordina.reports.odds import best_guess, most_found, odds_factor, percent_up, rounded_up
-from sordina.types import format_down
+from sordina.types import delta_warning, format_down
 
 NOT_PRIVATE = "NOT PRIVATE"
 _WHO = {"record": "record", "user": "person", "group": "group of people"}
@@ -31,10 +31,14 @@ def badge(run: Run) -> tuple[str, str]:
         return ("NO GUARANTEE ON FILE", "bad")
     if not claim.private:
         return (NOT_PRIVATE, "bad")
+    if claim.other_model:
+        return ("CLAIM OF ANOTHER MODEL", "bad")
     if not claim.sound:
         return ("HEURISTIC, NOT PROVEN", "bad")
     if claim.releasable is False:
         return ("SEEDED: DO NOT RELEASE", "bad")
+    if not claim.verified:
+        return ("CLAIMED, NOT VERIFIED", "care")
     return ("PRIVATE", "good" if (claim.epsilon or leaked(run) or 0) <= 10 else "care")
 
 
@@ -50,9 +54,15 @@ def answer(run: Run) -> list[str]:
             "No noise was added, so there is no limit to what this model may tell about the people it was trained on. "
             "Treat it like the data themselves."
         ]
+    if claim.other_model:
+        return ["The claim on file is about another model than the one beside it. Nothing is on file for this one."]
     sentences = _metric(run) if claim.trust == "metric" else _odds(run)
     if not claim.sound:
         sentences.insert(0, "The noise follows a secret quantity, so the figure below is the method's, not a proof.")
+    if warning := large_delta(run):
+        sentences.insert(0, warning)
+    if not claim.verified:
+        sentences.insert(0, f"Nobody checked this claim: {claim.unverified}. What follows holds only if it is true.")
     if claim.releasable is False:
         sentences.insert(
             0,
@@ -60,6 +70,14 @@ def answer(run: Run) -> list[str]:
             "reproduction only. Do not release the model. What follows would hold if the noise were secret.",
         )
     return sentences
+
+
+def large_delta(run: Run) -> str | None:
+    """What to say of a delta of one in the number of those it protects, or more."""
+    claim = run.claim
+    if not run.private or claim.trust == "metric" or (run.kind == "federate" and claim.unit == "record"):
+        return None
+    return delta_warning(claim.delta or 0.0, run.population, "client" if run.kind == "federate" else claim.unit)
 
 
 def _odds(run: Run) -> list[str]:
