@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from sordina import private_files
 from sordina.auditing.bounds import rates_at
 from sordina.auditing.result import AttackResult
 from sordina.auditing.scores import FloatArray, Scores
@@ -99,6 +100,6 @@ def _finish(figure: Any, axes: Any, path: str | Path) -> Path:
 
 def _save(figure: Any, path: str | Path) -> Path:
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    private_files.make_folder(path.parent)
+    private_files.write(path, lambda file: figure.savefig(file, dpi=150, bbox_inches="tight", format="png"))
     return path

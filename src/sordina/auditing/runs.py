@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sordina import private_files
 from sordina.auditing import figures
 from sordina.auditing.audit import SHADOWED, audit
 from sordina.auditing.membership.recipe import Progress, Recipe, silent
@@ -85,8 +86,8 @@ def claim_of(privacy: dict[str, Any]) -> Guarantee:
 def write_audit(found: Audit, folder: str | Path, facts: dict[str, Any] | None = None) -> Path:
     """Write ``audit.json`` (or ``facts`` by that name), ``roc.png``, ``epsilon.png`` and what else there is to see."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "audit.json").write_text(json.dumps(facts or found.to_dict()) + "\n", encoding="utf-8")
+    private_files.make_folder(folder)
+    private_files.write(folder / "audit.json", (json.dumps(facts or found.to_dict()) + "\n").encode())
     figures.roc_figure(found.results, folder / "roc.png")
     figures.epsilon_figure(found.results, folder / "epsilon.png")
     for result in found.results:
@@ -98,8 +99,8 @@ def write_audit(found: Audit, folder: str | Path, facts: dict[str, Any] | None =
 def write_reconstructions(study: ReconstructionStudy, folder: str | Path) -> Path:
     """``inversion.json`` and ``reconstructions.png``."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "inversion.json").write_text(json.dumps(study.to_dict()) + "\n", encoding="utf-8")
+    private_files.make_folder(folder)
+    private_files.write(folder / "inversion.json", (json.dumps(study.to_dict()) + "\n").encode())
     rows = [(one.defence, one.images) for one in study.defences]
     captions = [[f"{item.psnr:.1f} dB" for item in one.qualities] for one in study.defences]
     figures.reconstruction_figure(study.originals, rows, folder / "reconstructions.png", captions)

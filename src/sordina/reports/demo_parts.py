@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from sordina import datasets, models, randomness
+from sordina import datasets, models, private_files, randomness
 from sordina.accounting.ledger import Ledger
 from sordina.auditing.audit import audit
 from sordina.auditing.inversion.attacks import DLG, client_update, infer_labels
@@ -33,6 +33,7 @@ from sordina.datasets import Data
 from sordina.federated import recipe as federations
 from sordina.federated import record
 from sordina.federated.run import Seen
+from sordina.run_folder import read_claim
 from sordina.training import Trainer
 from sordina.types import Adjacency, Budget, Guarantee, Unit
 
@@ -165,7 +166,7 @@ def attack_updates(planted: Planted, folder: Path, size: Size, console: Console)
                 **quality(original[0], rebuilt[0]).to_dict(),
             }
         )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
+    private_files.make_folder(folder)
     _write(folder / "inversion.json", {"cases": cases})
 
 
@@ -174,7 +175,7 @@ def _network(planted: Planted) -> torch.nn.Module:
 
 
 def _claim(folder: Path) -> Guarantee:
-    facts = json.loads((folder / "privacy.json").read_text())
+    facts = read_claim(folder)
     epsilon = facts["epsilon"] if facts["private"] else math.inf
     return Guarantee(epsilon, facts["delta"], Adjacency(facts["adjacency"]), Unit(facts["unit"]))
 
@@ -188,4 +189,4 @@ def _about(planted: Planted, folder: Path) -> None:
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
-    path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    private_files.write(path, (json.dumps(facts) + "\n").encode())
