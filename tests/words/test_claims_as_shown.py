@@ -1,16 +1,21 @@
 """A claim is never shown smaller than it is, and a delta that protects nobody is said to."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sordina
+from sordina.cli.output import number
 from sordina.reports.odds import rounded_up
 from sordina.reports.svg import Axis
 from sordina.training.callbacks import Progress
 from sordina.types import Guarantee, delta_warning, format_down, format_up
 
+PACKAGE = Path(sordina.__file__).parent
 sizes = st.floats(1e-12, 1e12)
 
 
@@ -43,6 +48,24 @@ def test_so_do_the_progress_bar_and_the_axis_of_a_chart():
     bar.report({"step": 1, "threshold": 1.0, "epsilon": 1.00049})
     assert "ε 1.001" in bar._bar.tasks[0].fields["facts"]
     assert Axis("ε spent", up=True).text(1.00001) == "1.001"
+
+
+def test_no_claim_is_formatted_to_the_nearest_anywhere():
+    """A number called epsilon, spent or leaked goes through `format_up`; a budget that was given stays as given."""
+    nearest = re.compile(r"\{[^{}]*(epsilon|spent|leaked|together)[^{}]*:[,]?\.[0-9]+[gf]\}")
+    found = [
+        f"{path.relative_to(PACKAGE)}: {line.strip()}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "reproduction" not in path.parts and path.name != "ledger.py"
+        for line in path.read_text().splitlines()
+        if nearest.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_commands_round_claims_up_and_other_numbers_to_the_nearest():
+    assert number("per_run_epsilon", 1.0000001) == "1.00001"
+    assert number("noise_multiplier", 1.0000001) == "1"
 
 
 class TestDelta:

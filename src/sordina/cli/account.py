@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordina.cli.output import say, say_json, say_table
+from sordina.cli.output import number, say, say_json, say_table
 from sordina.errors import InvalidInput
 from sordina.types import Adjacency, Budget
 
@@ -248,8 +248,8 @@ def _say(facts: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in facts.items():
         if isinstance(value, dict):
-            value = ", ".join(f"{key} {part:.6g}" for key, part in value.items())
-        shown = f"{value:.6g}" if isinstance(value, float) else value
+            value = ", ".join(f"{key} {number(name, part)}" for key, part in value.items())
+        shown = number(name, value) if isinstance(value, float) else value
         say(f"{name.replace('_', ' '):>26}  {shown}")
 
 

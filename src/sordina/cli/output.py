@@ -14,6 +14,8 @@ from typing import Any
 
 import typer
 
+from sordina.types import format_up
+
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories that a terminal obeys, or that nobody can see: controls, formats, surrogates, separators."""
 
@@ -49,6 +51,20 @@ def say(text: object = "", *, alarm: bool = False) -> None:
         typer.secho(plain(text), fg=typer.colors.RED, bold=True, err=True)
     else:
         typer.echo(plain(text))
+
+
+def number(name: str, value: float) -> str:
+    """``value`` in six digits; an epsilon, delta or leakage rounded up, because it is a claim.
+
+    Args:
+        name: What it is called.
+        value: The number.
+
+    >>> number("epsilon", 1.0000001), number("loss", 1.0000001)
+    ('1.00001', '1')
+    """
+    claimed = any(word in name for word in ("epsilon", "delta", "leak", "spent"))
+    return format_up(value, 6) if claimed else f"{value:.6g}"
 
 
 def say_json(data: Any, *, indent: int | None = None) -> None:

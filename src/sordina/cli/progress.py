@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sordina.cli.output import number
+
 _SHOWN = ("validation_loss", "validation_accuracy", "leakage_max")
 
 
@@ -26,7 +28,7 @@ def rounds_bar(name: str, rounds: int, *, shown: bool = True) -> Iterator[Callab
     def tick(facts: dict[str, Any]) -> None:
         progress.start()
         progress.advance(task)
-        parts = [f"{key.replace('_', ' ')} {facts[key]:.4g}" for key in _SHOWN if key in facts]
+        parts = [f"{key.replace('_', ' ')} {number(key, facts[key])}" for key in _SHOWN if key in facts]
         if parts:
             progress.update(task, last=", ".join(parts))
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from sordina.cli.booking import booked_on
-from sordina.cli.output import say, say_json
-from sordina.types import format_up
+from sordina.cli.output import number, say, say_json
 
 
 def train(
@@ -61,8 +60,7 @@ def train(
         say_json(facts)
         return
     for name, value in facts.items():
-        shown = format_up(value) if name in ("epsilon", "delta") and value else f"{value:.6g}"
-        say(f"{name:>18}  {shown if isinstance(value, float) else value}")
+        say(f"{name:>18}  {number(name, value) if isinstance(value, float) else value}")
     say(run.statement())
     if out is not None:
         say(f"Saved in {out}.")

@@ -27,7 +27,7 @@ from sordina.federated.privacy.metric import Metric, PublicRadius
 from sordina.federated.privacy.placement import Placement
 from sordina.federated.recipe import PRIVACY, Recipe
 from sordina.run_folder import read_json
-from sordina.types import check_delta, check_positive
+from sordina.types import check_delta, check_positive, format_up
 
 FILE = "policy.json"
 _SCALES = (1e-6, 1e6)
@@ -156,12 +156,15 @@ class ClientPolicy:
         if self.epsilon is not None and self.delta is not None:
             spent = total.epsilon(self.delta)
             if spent > self.epsilon:
-                raise BudgetRefused(f"epsilon would be {spent:.4g} over everything, above the limit {self.epsilon:g}.")
+                raise BudgetRefused(
+                    f"epsilon would be {format_up(spent)} over everything, above the limit {self.epsilon:g}."
+                )
         if self.leakage is not None and self.radius is not None:
             leaked = total.per_distance * exact(self.radius) + total.heuristic
             if leaked > exact(self.leakage):
                 raise BudgetRefused(
-                    f"the leakage would be {float(leaked):.4g} over everything, above the limit {self.leakage:g}."
+                    f"the leakage would be {format_up(float(leaked))} over everything, above the limit "
+                    f"{self.leakage:g}."
                 )
 
     def _refuse(self, asked: str) -> None:

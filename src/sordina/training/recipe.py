@@ -212,4 +212,5 @@ def summary(run: Run) -> dict[str, Any]:
         **({"lost_steps": run.lost_steps} if run.lost_steps else {}),
         "seconds": round(run.seconds, 3),
         "releasable": run.releasable,
+        **({"warning": warning} if (warning := run.warning) else {}),
     }

@@ -106,8 +106,8 @@ class Run:
     def caveats(self) -> list[str]:
         """What the guarantee does not cover."""
         found = [*CAVEATS]
-        if self._warning:
-            found.append(self._warning)
+        if self.warning:
+            found.append(self.warning)
         if any(KEY in entry for entry in self.history):
             found.append(CAVEAT)
         if self.own_loop:
@@ -126,7 +126,7 @@ class Run:
         return found
 
     @property
-    def _warning(self) -> str | None:
+    def warning(self) -> str | None:
         """What to say of a delta that excludes nothing."""
         sampler = self.plan.sampler
         return delta_warning(self.delta, getattr(sampler, "population", None), str(self.plan.unit))
@@ -140,7 +140,7 @@ class Run:
             claim += ", for the last run alone (the model had been trained before: see the caveats)"
         if not self.releasable:
             claim += ", IF the noise were secret: this run was seeded for reproduction, so do not release it"
-        return f"{claim}. {self._warning}" if self._warning else f"{claim}."
+        return f"{claim}. {self.warning}" if self.warning else f"{claim}."
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.pt``, ``metrics.jsonl`` and ``privacy.json`` into ``folder``.

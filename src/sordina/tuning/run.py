@@ -35,6 +35,7 @@ from sordina.types import Budget
 MakeTrainer = Callable[[int], Trainer]
 """Makes a fresh trainer; the number seeds the first weights. Budget, noise, seed and folder are set by the search."""
 TRAINING, BEST = "training", "best.pt"
+FAILED = "failed: weights are not finite"
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,12 @@ def perform(brief: Brief, order: Order, train: Any, validation: Any) -> None:
     try:
         with brief.randomness(order):
             run = trainer.fit(train, validation if brief.selection.exact else None, resume=resume)
-        event = run.plan.event()
+        event = run.plan.event() if brief.secret else run.event
         stopped = "diverged" if diverging.stopped else "no longer improving" if best.stopped else None
-    except TrainingFailed:
-        event, stopped = trainer.private(train).plan.event(), "failed: not finite"
+    except TrainingFailed:  # of released weights
+        private = trainer.private(train)
+        private.close()
+        event, stopped = private.plan.event(), FAILED
     leave(brief, order, trainer, event, time.perf_counter() - start, best, stopped)
 
 

@@ -27,6 +27,7 @@ from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed, Unsuppor
 from sordina.run_folder import RunFolder
 from sordina.training import Trainer
 from sordina.training.batches import as_rows
+from sordina.training.data_checks import check_takes
 from sordina.training.own_loop import make_schedule
 from sordina.training.reservations import check_pair, reserve_once, settle_once
 from sordina.tuning import secret
@@ -97,6 +98,8 @@ class Search:
         start = time.perf_counter()
         with nullcontext(self.folder) if self.folder else tempfile.TemporaryDirectory() as place:
             path = Path(str(place))
+            if not resume:
+                self._check_data(source)
             fresh = None if resume else self._decide(selection, size)
             with RunFolder.begin(path, KIND, self._settings(selection, size), resume=resume) as folder:
                 decision = Decision.load(folder)
@@ -133,6 +136,12 @@ class Search:
         if resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the search to resume: Search(..., folder=...).")
         return selection
+
+    def _check_data(self, source: Source) -> None:
+        """Shapes, types and labels, before anything is reserved."""
+        base = self.trainer(0)
+        for rows in source():
+            check_takes(base.model, base.loss, as_rows(rows))
 
     def _decide(self, selection: Selection, size: int) -> Decision:
         """What to do, before anything is written or reserved; a budget that cannot hold it is refused here."""

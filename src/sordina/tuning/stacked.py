@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,10 +61,24 @@ class LinearTape:
             raise InvalidInput(
                 "stacked runs have one group of parameters and no direction: train such runs one by one."
             )
-        total = torch.zeros(len(self.inputs[0]))
+        return Scalars(self._norms.to(self.inputs[0]))
+
+    @cached_property
+    def _norms(self) -> Tensor:
+        """In double precision, so that rounding hides nothing that clipping should see."""
+        total = torch.zeros(len(self.inputs[0]), dtype=torch.float64)
         for a, b, biased in zip(self.inputs, self.gradients, self.biased, strict=True):
-            total += (a.square().sum(1) + float(biased)) * b.square().sum(1)
-        return Scalars(total.sqrt_())
+            total += (a.double().square().sum(1) + float(biased)) * b.double().square().sum(1)
+        return total.sqrt_().mul_(1 + 2**-22)
+
+    @cached_property
+    def _sound(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Inputs and gradients without the samples whose gradient is not finite: they add nothing, to any sum."""
+        poisoned = ~self._norms.to(self.inputs[0]).isfinite()
+        if not poisoned.any():
+            return self.inputs, self.gradients
+        rows = poisoned[:, None]
+        return [a.masked_fill(rows, 0) for a in self.inputs], [b.masked_fill(rows, 0) for b in self.gradients]
 
     def contract(self, queries: Sequence[Query], direction: Tensor | None = None, group: int = 0) -> list[Tensor]:
         """One flat vector per vector query, one number per scalar query."""
@@ -74,7 +89,7 @@ class LinearTape:
 
     def _sum(self, own: Tensor) -> Tensor:
         parts = []
-        for a, b, biased in zip(self.inputs, self.gradients, self.biased, strict=True):
+        for a, b, biased in zip(*self._sound, self.biased, strict=True):
             weighted = (b * own[:, None]).mT
             parts.append((weighted @ a).reshape(-1))
             if biased:

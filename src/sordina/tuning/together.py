@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from sordina.errors import TrainingFailed
 from sordina.training import MetricsFile, Private, StopTraining, Trainer, evaluate
 from sordina.training.batches import inputs_and_target
 from sordina.training.journal import Journal
 from sordina.training.losses import Loss, per_sample
 from sordina.training.trainer import REPORTS
-from sordina.tuning.run import Brief, Order, leave
+from sordina.tuning.run import FAILED, Brief, Order, leave
 from sordina.tuning.stacked import Stack
 from sordina.tuning.watchers import Best, Diverging
 
@@ -38,7 +39,14 @@ class _Member:
 
     def next(self) -> Any:
         """The next batch, or None when the run has ended."""
-        return None if self.stopped else next(self.batches, None)
+        if self.stopped:
+            return None
+        try:
+            return next(self.batches, None)
+        except TrainingFailed:  # of released weights: this run is over, the others go on
+            self.stopped = FAILED
+            self.private.book(self.private.plan.steps)
+            return None
 
 
 def perform_together(brief: Brief, orders: Sequence[Order], train: Any, validation: Any) -> None:

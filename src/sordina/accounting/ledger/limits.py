@@ -7,6 +7,7 @@ from sordina.accounting.ledger.costs import ComposedSpends
 from sordina.accounting.ledger.entries import Entry
 from sordina.accounting.ledger.state import DataSet, Spend, State, Statement, Status
 from sordina.errors import BudgetRefused
+from sordina.types import format_up
 
 _ROUNDING = 1e-6
 """Relative distance below which two epsilons of one accountant do not count as different."""
@@ -20,9 +21,9 @@ def refuse_over_budget(state: State, terms: DataSet, spend: Spend, stored: Compo
     statement = costs.statement(state, terms, stored)
     waiting = len(statement.having(Status.OPEN))
     raise BudgetRefused(
-        f"{spend.what!r} would bring {terms.name!r} to epsilon {wanted:.6g} of {terms.budget.epsilon:g} "
-        f"(delta {terms.budget.delta:g}, {terms.accountant}); {statement.spent:.6g} are spent, counting {waiting} open "
-        f"reservation{'' if waiting == 1 else 's'}. Nothing was read or written."
+        f"{spend.what!r} would bring {terms.name!r} to epsilon {format_up(wanted, 6)} of {terms.budget.epsilon:g} "
+        f"(delta {terms.budget.delta:g}, {terms.accountant}); {format_up(statement.spent, 6)} are spent, counting "
+        f"{waiting} open reservation{'' if waiting == 1 else 's'}. Nothing was read or written."
     )
 
 
@@ -42,6 +43,6 @@ def refuse_overspent(statement: Statement, entry: Entry) -> None:
     budget = statement.dataset.budget
     if not statement.spent <= budget.epsilon:
         raise BudgetRefused(
-            f"{entry.what!r} {entry.note}, and brings {entry.dataset!r} to epsilon {statement.spent:.6g} of "
+            f"{entry.what!r} {entry.note}, and brings {entry.dataset!r} to epsilon {format_up(statement.spent, 6)} of "
             f"{budget.epsilon:g}. This is recorded; do not release its result."
         )

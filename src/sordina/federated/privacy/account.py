@@ -18,6 +18,7 @@ from typing import Any
 from sordina import private_files
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.run_folder import read_json
+from sordina.types import format_up
 
 
 def exact(value: float | Fraction) -> Fraction:
@@ -66,8 +67,8 @@ class ClientAccount:
             raise InvalidInput(f"a leakage is never negative, got {float(cost)}.")
         if not self.allows(cost):
             raise BudgetRefused(
-                f"this participation leaks {float(cost):.4g} and would pass the client's limit of "
-                f"{float(self.limit or 0):.4g} ({float(self.spent):.4g} leaked so far): withhold the update."
+                f"this participation leaks {format_up(float(cost))} and would pass the client's limit of "
+                f"{float(self.limit or 0):.4g} ({format_up(float(self.spent))} leaked so far): withhold the update."
             )
         self.spent += cost
         self.participations += 1
