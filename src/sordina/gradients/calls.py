@@ -12,8 +12,9 @@ another shape) is answered one sample at a time, without a word.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import SystemRandom
 from typing import Any
 
@@ -23,10 +24,10 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina.errors import Unsupported
-from sordina.gradients.capture import Recorder
+from sordina.gradients.capture import Recorder, Tap
 from sordina.gradients.check import check
 from sordina.gradients.meeting import Meeting
-from sordina.gradients.nested import described, tensors_in
+from sordina.gradients.nested import changed, described, tensors_in
 from sordina.gradients.one_by_one import Apart, run_apart
 from sordina.gradients.rehearsal import Dims, Snapshot, WithoutChance, aside, replaced, rows_in
 from sordina.gradients.structure import ADVICE, CHANGES, Mixing, Structure, Study, kept_words, others_same
@@ -69,6 +70,17 @@ class Call:
     """Where the tensors of the result lie in the graph."""
     apart: Apart | None = None
     """How to go back, if each sample ran alone."""
+    taps: list[Tap] = field(default_factory=list)
+
+
+class _Alive:
+    """Lives as long as a graph does."""
+
+
+def _forget(calls: weakref.ref[Calls], call: int) -> None:
+    found = calls()
+    if found is not None:
+        found.made = [each for each in found.made if id(each) != call]
 
 
 class Calls:
@@ -115,6 +127,7 @@ class Calls:
         rows = rows_in(value, structure.inputs) if structure else 0
         if not structure or not rows:
             return self._muted(self.forward, *value[0], **value[1])
+        self.recorder.taps = []
         before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
         apart = None
@@ -129,8 +142,24 @@ class Calls:
         if watched is not None:
             self._check_removal(value, structure, rows, tensors, watched)
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
-        self.made.append(Call(value, structure, rows, edges, apart))
-        return result
+        taps, self.recorder.taps = self.recorder.taps, []
+        return self._kept(Call(value, structure, rows, edges, apart, taps), result)
+
+    def _kept(self, call: Call, result: Any) -> Any:
+        """Keep a call as long as the graph of its result is alive: nobody may ever record it."""
+        alive = _Alive()
+        self.made.append(call)
+        weakref.finalize(alive, _forget, weakref.ref(self), id(call))
+
+        def marked(tensor: Tensor) -> Tensor:
+            if tensor.grad_fn is None:
+                return tensor
+            twin = tensor.view_as(tensor)
+            node: Any = twin.grad_fn
+            node.metadata["sordina"] = alive
+            return twin
+
+        return changed(result, marked)
 
     def _structure(self, value: tuple[Any, Any]) -> Structure | None:
         tensors = list(tensors_in([value]))

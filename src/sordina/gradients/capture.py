@@ -76,6 +76,8 @@ class Recorder:
     """The tracer of the forward pass that is running."""
     constant_rows: set[str] = field(default_factory=set)
     """What is called with one row per sample although no sample takes part in them; known by label."""
+    retired: bool = False
+    """Whether another engine has taken over the model."""
     dynamic: str = ""
     """Where, if anywhere, the shape of a tensor was seen to depend on the values of samples."""
 

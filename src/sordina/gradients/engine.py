@@ -25,11 +25,13 @@ from sordina.gradients.install import install, remove
 from sordina.gradients.layers.fold import widen
 from sordina.gradients.layout import Layout, layouts
 from sordina.gradients.one_by_one import Backwards, Piece, folded
+from sordina.gradients.parts import Parts, check_same_layout, trainable
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision
 from sordina.gradients.terms import Term
 
 log = logging.getLogger(__name__)
+RETIRED = "this engine was closed, or another one was made for its model: use the new one."
 
 
 class Engine:
@@ -62,15 +64,52 @@ class Engine:
             raise Unsupported(str(problems[0]))
         self.model = model
         self._layouts = layouts(model, groups)
-        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._like = widen(next(iter(self._parameters.values())).detach().new_empty(0))
+        self._public_buffers = frozenset(public_buffers)
         self._told: set[str] = set()
-        self._recorder = Recorder(model)
-        self._wrapped, self._calls = install(
-            model, self._recorder, self._parameters, self._tell, frozenset(public_buffers)
-        )
         self._loss_checks, self._checked = Schedule(REMOVAL_EVERY), False
+        self._install()
+
+    def _install(self) -> None:
+        self._parameters = trainable(self.model)
+        self._recorder = Recorder(self.model)
+        self._parts = Parts(self.model)
+        self._wrapped, self._calls = install(
+            self.model, self._recorder, self._parameters, self._tell, self._public_buffers, self._forward
+        )
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass."""
+        if not self._recorder.retired and not self._parts.same():
+            self._renew()
+        return self._calls(*args, **kwargs)
+
+    def _renew(self) -> None:
+        """Listen to what the model consists of now, if that can be trained as before."""
+        shapes = {name: shape for layout in self._layouts for name, shape, _ in layout}
+        check_same_layout(self.model, shapes)
+        self.clear()
+        remove(self._wrapped)
+        self._install()
+
+    def ready(self, trained: Sequence[Sequence[Tensor]] = ()) -> None:
+        """Refuse, before anything is spent, what would not be trained as the engine was made to.
+
+        Args:
+            trained: the parameters that somebody will give gradients to, group by group.
+        """
+        if self._recorder.retired:
+            raise InvalidInput(RETIRED)
+        if not self.model.training:
+            raise InvalidInput("the model is in evaluation mode, in which nothing is recorded: call model.train().")
+        if not self._parts.same():
+            self._renew()
+        for layout, members in zip(self._layouts, trained, strict=False):
+            for name, parameter in zip(layout.names, members, strict=True):
+                if self._parameters[name] is not parameter:
+                    raise InvalidInput(
+                        f"parameter {name!r} is another tensor than the one that is trained (a layer was replaced, or "
+                        "load_state_dict(assign=True) called): make the optimiser and the private object anew."
+                    )
 
     def layout(self, group: int = 0) -> Layout:
         """Names, shapes and slices of a group's flat vectors."""
@@ -91,7 +130,8 @@ class Engine:
 
     def close(self) -> None:
         """Leave the model as it was found."""
-        remove(self._wrapped)
+        if not self._recorder.retired:
+            remove(self._wrapped)
         self.clear()
 
     def __enter__(self) -> Engine:
@@ -105,6 +145,8 @@ class Engine:
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
         """One backward pass from per-row losses (B,); rows of one unit are consecutive, ``rows_per_unit`` each."""
         check_losses(losses)
+        if self._recorder.retired:
+            raise InvalidInput(RETIRED)
         rows = len(losses)
         if rows_per_unit < 1 or rows % rows_per_unit:
             raise InvalidInput(f"{rows} rows cannot be split into units of {rows_per_unit} rows: pad the last unit.")
@@ -114,10 +156,12 @@ class Engine:
                 terms = self._terms(losses, units, rows_per_unit) if units else {}
         finally:
             self.clear()
-        return GhostTape(self._layouts, terms, units, self._like)
+        like = widen(next(iter(self._parameters.values())).detach().new_empty(0))
+        return GhostTape(self._layouts, terms, units, like)
 
     def _terms(self, losses: Tensor, units: int, rows_per_unit: int) -> dict[str, Term]:
-        calls, taps = self._calls.made, self._recorder.taps
+        calls = self._calls.made
+        taps = [tap for call in calls for tap in call.taps]
         if not calls:
             raise InvalidInput(
                 "the losses were not computed by calling the model that the engine listens to, in training mode and "

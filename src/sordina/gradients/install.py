@@ -13,8 +13,7 @@ from sordina.gradients.capture import Recorder
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.meeting import Meeting
 from sordina.gradients.nested import tensors_in
-
-OURS = "_sordina_original"
+from sordina.gradients.wrapping import unwrap, wrap
 
 
 def install(
@@ -23,34 +22,39 @@ def install(
     parameters: Mapping[str, Tensor],
     tell: Callable[[str], None],
     public_buffers: frozenset[str],
+    root: Callable[..., Any],
 ) -> tuple[list[nn.Module], Calls]:
-    """Wrap what has a rule, and the model itself; return the wrapped modules, and what keeps the model's calls."""
+    """Wrap what has a rule, and the model itself, which from then on runs ``root``.
+
+    Returns:
+        the wrapped modules, and what keeps the model's calls.
+    """
     names = {id(parameter): name for name, parameter in parameters.items()}
     remove(model.modules())
-    wrapped = []
+    layers: list[tuple[nn.Module, Callable[..., Any]]] = []
     for name, module in model.named_modules():
         if any(id(parameter) in names for parameter in module._parameters.values()):
             rule = rule_for(module)
             if rule is not None:
-                _replace(module, _layer(module, rule, name or type(module).__name__, recorder))
-                wrapped.append(module)
+                layers.append((module, _layer(module, rule, name or type(module).__name__, recorder)))
             else:
                 recorder.tracing = True
     calls = Calls(model, recorder, Meeting(recorder, tell, names), parameters, public_buffers)
-    _replace(model, _root(model, calls))
-    return [*wrapped, model], calls
+    for module, forward in layers:
+        if module is model:
+            calls.forward = forward
+        else:
+            wrap(module, forward, recorder)
+    wrap(model, root, recorder)
+    return [*(module for module, _ in layers), model], calls
 
 
 def remove(modules: Iterable[nn.Module]) -> None:
-    """Give modules their own forward pass back."""
+    """Give modules their own forward pass back; an engine that listened to them is told."""
     for module in modules:
-        if hasattr(module.__dict__.get("forward"), OURS):
-            del module.__dict__["forward"]
-
-
-def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
-    setattr(forward, OURS, True)
-    module.forward = forward
+        owner = unwrap(module)
+        if isinstance(owner, Recorder):
+            owner.retired = True
 
 
 def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Callable[..., Any]:
@@ -99,13 +103,3 @@ def _build(terms: Any, module: nn.Module, args: Any, kwargs: Any, b: Tensor, fol
 
 def _tap(recorder: Recorder, name: str, part: str, *args: Any) -> None:
     recorder.tap(f"{name}.{part}", *args)
-
-
-def _root(model: nn.Module, calls: Calls) -> Callable[..., Any]:
-    """The model's forward pass, run and kept by ``calls``."""
-
-    @wraps(calls.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return calls(*args, **kwargs)
-
-    return forward

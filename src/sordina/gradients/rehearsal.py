@@ -189,6 +189,7 @@ class Snapshot:
             )
             for module in model.modules()
         ]
+        self._hooks = [(hooks, dict(hooks)) for module in model.modules() for hooks in _hooks(module)]
         self._values = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
         self._chance = (torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
 
@@ -218,12 +219,21 @@ class Snapshot:
                 if buffer is not None and not _same(buffer, self._values[id(buffer)]):
                     with torch.no_grad():
                         buffer.copy_(self._values[id(buffer)])
+        for hooks, those in self._hooks:
+            if len(hooks) != len(those):
+                hooks.clear()
+                hooks.update(those)
         torch.set_rng_state(self._chance[0])
         random.setstate(self._chance[1])
         np.random.set_state(self._chance[2])  # noqa: NPY002
 
 
 _PARTS = {"_parameters", "_buffers", "_modules"}
+
+
+def _hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """The tables of hooks, which others hold on to: some models hang hooks on themselves when they first run."""
+    return [each for key, each in vars(module).items() if "hooks" in key and isinstance(each, dict)]
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

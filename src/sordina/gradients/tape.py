@@ -34,6 +34,10 @@ def full_precision(device: str) -> Iterator[None]:
             torch.set_float32_matmul_precision(fast)
 
 
+ROUNDING = 5e-6
+"""What norms of single precision may be off; said of answers in double precision, it would be too much."""
+
+
 @dataclass(frozen=True)
 class _Group:
     """What was measured of one group of parameters."""
@@ -73,6 +77,8 @@ class GhostTape:
             plain = [term for name in names if isinstance(term := self.terms[name], Dense | Pair)]
             ghosts = {name: measure(term) for name in names if not isinstance(term := self.terms[name], Dense | Pair)}
             self._groups[group] = self._summed(_squares(plain), ghosts)
+            if any(self.terms[name].kind.itemsize < self.like.element_size() for name in names):
+                self._groups[group].norms.mul_(1 + ROUNDING)
         return self._groups[group]
 
     def _summed(self, plain: Tensor | None, ghosts: Mapping[str, Measured]) -> _Group:
@@ -89,9 +95,10 @@ class GhostTape:
         marks = self._measured(group).written
         for name, part in self.layouts[group].unflatten(direction).items():
             if name in self.terms:
-                answer = self.terms[name].project(part)
+                term, part = self.terms[name], part.to(self.terms[name].kind)
+                answer = term.project(part)
                 if name in marks:
-                    for units, rows in written(self.terms[name], marks[name].nonzero()[:, 0]):
+                    for units, rows in written(term, marks[name].nonzero()[:, 0]):
                         answer[units] = rows @ part.flatten()
                 total += answer
         return total
@@ -124,10 +131,13 @@ class GhostTape:
         for name, target in zip(layout.names, torch.split_with_sizes(out, layout.sizes, 1), strict=True):
             if name not in self.terms:
                 target.zero_()
-            elif measured.poisoned is None and name not in measured.written:
-                self.terms[name].contract(weights, target)
+            elif self.terms[name].kind == out.dtype:
+                _contract(self.terms[name], weights, target, measured.poisoned, measured.written.get(name))
             else:
-                _contract_apart(self.terms[name], weights, target, measured.poisoned, measured.written.get(name))
+                kind = self.terms[name].kind
+                sums, cast = target.to(kind), Weights(weights.rows.to(kind))
+                _contract(self.terms[name], cast, sums, measured.poisoned, measured.written.get(name))
+                target.copy_(sums)
         return out
 
     def _weights(self, own: Tensor) -> Tensor:
@@ -162,10 +172,12 @@ def _squares(terms: Sequence[Dense | Pair]) -> Tensor | None:
     return total if left is None or right is None else total + (left * right).sum(0)
 
 
-def _contract_apart(term: Term, weights: Weights, out: Tensor, poisoned: Tensor | None, marked: Tensor | None) -> None:
+def _contract(term: Term, weights: Weights, out: Tensor, poisoned: Tensor | None, marked: Tensor | None) -> None:
     """As ``term.contract``, but the units ``marked`` are written down, and those ``poisoned`` are left out."""
     apart = poisoned if marked is None else marked if poisoned is None else marked | poisoned
-    assert apart is not None
+    if apart is None:
+        term.contract(weights, out)
+        return
     together = (~apart).nonzero()[:, 0]
     if len(together):
         term.take(together).contract(Weights(weights.rows.index_select(1, together)), out)

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.terms import Dense, Term, outer
+from sordina.gradients.wrapping import own_class
 
 State: TypeAlias = tuple[Tensor, Tensor | None]
 """Hidden state, and the cell of an LSTM."""
@@ -29,7 +30,7 @@ def forward(
     if isinstance(input, PackedSequence):
         return _packed(module, tap, input, hx)
     if input.dim() == 2:
-        return type(module).forward(module, input, hx)  # type: ignore[no-any-return]
+        return own_class(module).forward(module, input, hx)  # type: ignore[no-any-return]
     steps = input.transpose(0, 1) if module.batch_first else input
     output, state = _run(module, tap, steps, hx, None)
     return output.transpose(0, 1) if module.batch_first else output, state
