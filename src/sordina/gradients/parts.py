@@ -25,14 +25,12 @@ class Parts:
     def same(self) -> bool:
         """Whether every module and parameter is still the object it was, and as trainable."""
         return (
-            all([members.get(key) is child for members, key, child in self._modules])
+            all(members.get(key) is child for members, key, child in self._modules)
             and all(
-                [
-                    members.get(key) is each and (each is None or each.requires_grad == free)
-                    for members, key, each, free in self._parameters
-                ]
+                members.get(key) is each and (each is None or each.requires_grad == free)
+                for members, key, each, free in self._parameters
             )
-            and all([len(members) == size for members, size in self._sizes])
+            and all(len(members) == size for members, size in self._sizes)
         )
 
 

@@ -1,7 +1,7 @@
 """Another forward pass for one module, without a trace in what is copied, saved or left behind.
 
-The module becomes an instance of a subclass made for it alone. A copy, and what is pickled, is of the module's own class
-again; anything that still reaches the subclass with another module gets that module's own forward pass.
+The module becomes an instance of a subclass made for it alone. A copy, and what is pickled, is of the module's own
+class again; anything that still reaches the subclass with another module gets that module's own forward pass.
 """
 
 from __future__ import annotations
