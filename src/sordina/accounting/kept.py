@@ -76,7 +76,7 @@ def keeps(accountant: str) -> bool:
     return accountant in _MAKERS
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=64)
 def kept(event: Event, question: Question) -> KeptPast:
     """``event`` as a part of a past.
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordina.cli.output import say, say_json, say_table
+from sordina.cli.ledger_tables import (
+    csv_lines,
+    duration,
+    fit_facts,
+    print_entries,
+    print_statements,
+    statement_of,
+    terms_of,
+)
+from sordina.cli.output import say, say_json
 from sordina.types import Adjacency, Budget, Unit
 
 if TYPE_CHECKING:
     from sordina.accounting.events import Event
-    from sordina.accounting.ledger import DataSet, Entry, Ledger, Statement
+    from sordina.accounting.ledger import Entry, Ledger
 
 app = typer.Typer(
     help="Budgets that outlive a process: reserve before a run, settle after it, verify the history.",
@@ -33,6 +43,8 @@ Noise = Annotated[float | None, typer.Option(help="Noise per unit of sensitivity
 Rate = Annotated[float | None, typer.Option(help="Chance of each unit to take part (Poisson); 1 by default.")]
 Steps = Annotated[int | None, typer.Option(help="How many such releases; 1 by default.")]
 EventJson = Annotated[str | None, typer.Option("--event", help="Instead: any event, as JSON.")]
+Epsilon = Annotated[float | None, typer.Option(help="Instead: anything that is known to be (epsilon, delta)-DP.")]
+Delta = Annotated[float | None, typer.Option(help="With --epsilon; 0 by default.")]
 DEFAULT = "sordina-ledger.db"
 
 
@@ -54,7 +66,7 @@ def create(
     """
     book = _open(ledger)
     made = book.create(name, Budget(epsilon, delta), adjacency=adjacency, unit=unit, accountant=accountant, who=who)
-    _say(as_json, _terms(made), f"{made.name}: epsilon {epsilon:g} at delta {delta:g}, in {book.name}.")
+    _say(as_json, terms_of(made), f"{made.name}: epsilon {epsilon:g} at delta {delta:g}, in {book.name}.")
 
 
 @app.command()
@@ -70,9 +82,9 @@ def show(
     book = _open(ledger)
     statements = book.statements() if name is None else (book.statement(name),)
     if as_json:
-        _print_json({"ledger": book.name, "datasets": [_statement(statement) for statement in statements]})
+        _print_json({"ledger": book.name, "datasets": [statement_of(statement) for statement in statements]})
     else:
-        _print_statements(statements)
+        print_statements(statements)
 
 
 @app.command()
@@ -89,7 +101,7 @@ def history(
     if as_json:
         _print_json({"entries": [entry.to_dict() for entry in entries]})
     else:
-        _print_entries(entries)
+        print_entries(entries)
 
 
 @app.command()
@@ -99,6 +111,8 @@ def reserve(
     noise_multiplier: Noise = None,
     sample_rate: Rate = None,
     steps: Steps = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
     event: EventJson = None,
     adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
     unit: UnitOption = Unit.RECORD,
@@ -108,13 +122,59 @@ def reserve(
 ) -> None:
     """Set aside the worst case of a run made with another tool, before it touches data. Exit code 3 if it does not fit.
 
-    Example: `sordina ledger reserve patients --what "run 7" --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000`
+    Say what it does if you know, by --noise-multiplier: that composes far better than an epsilon and a delta.
+
+    Example: `sordina ledger reserve patients --what "run 7" --epsilon 1 --delta 1e-6`
     """
+    happens = _event(noise_multiplier, sample_rate, steps, epsilon, delta, event)
     spend = _open(ledger).reserve(
-        name, _event(noise_multiplier, sample_rate, steps, event), what=what, adjacency=adjacency, unit=unit, who=who
+        name, happens, what=what, adjacency=adjacency, unit=unit, who=who, lasting=False
     ).spend  # fmt: skip
     message = f"reserved as {spend.id}. When the run has ended: sordina ledger settle {spend.id}"
     _say(as_json, {"id": spend.id, "dataset": spend.dataset, "what": spend.what}, message)
+
+
+@app.command()
+def fits(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    noise_multiplier: Noise = None,
+    sample_rate: Rate = None,
+    steps: Steps = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Instead: a run of this epsilon, as `sordina train --epsilon` makes it.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="With --epsilon; the data set's by default.")] = None,
+    event: EventJson = None,
+    ledger: Where = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Whether a run would fit into what is left, and why. Reserves nothing; exit code 3 if it does not fit.
+
+    Example: `sordina ledger fits patients --epsilon 2`
+    """
+    from sordina.accounting.events import ApproximateDP
+
+    book = _open(ledger)
+    if epsilon is None:
+        found = book.fit(name, _event(noise_multiplier, sample_rate, steps, None, delta, event))
+        facts, lines = fit_facts(found), [str(found)]
+    else:
+        terms = book.dataset(name)
+        asked = Budget(epsilon, terms.budget.delta if delta is None else delta)
+        found = book.fit(name, _training(asked))
+        opaque = book.fit(name, ApproximateDP(asked.epsilon, 0.0 if delta is None else asked.delta))
+        facts = fit_facts(found) | {"anything": fit_facts(opaque)}
+        lines = [
+            f"A training with Gaussian noise calibrated to epsilon {epsilon:g} {found}",
+            f"Anything else, known only to be ({epsilon:g}, {0.0 if delta is None else delta:g})-DP, {opaque}",
+        ]
+    if as_json:
+        _print_json(facts)
+    else:
+        for text in lines:
+            say(text[0].upper() + text[1:])
+    if not found.fits:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -123,6 +183,8 @@ def settle(
     noise_multiplier: Noise = None,
     sample_rate: Rate = None,
     steps: Steps = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
     event: EventJson = None,
     who: Who = None,
     ledger: Where = DEFAULT,
@@ -132,8 +194,8 @@ def settle(
 
     Example: `sordina ledger settle 2 --noise-multiplier 1.1 --sample-rate 0.01 --steps 640`
     """
-    said = (noise_multiplier, sample_rate, steps, event)
-    happened = None if said == (None,) * 4 else _event(*said)
+    said = (noise_multiplier, sample_rate, steps, epsilon, delta, event)
+    happened = None if said == (None,) * 6 else _event(*said)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         entry = _open(ledger).settle(reservation, happened, who=who)
@@ -142,23 +204,78 @@ def settle(
 
 @app.command()
 def release(
-    reservation: Id,
-    why: Annotated[str, typer.Option(help="Why it is certain that nothing was spent; kept in the history.")],
+    reservation: Annotated[int | None, typer.Argument(help="The id of a reservation.")] = None,
+    why: Annotated[
+        str | None, typer.Option("--why", "--reason", help="Why it is certain that nothing was spent; kept for ever.")
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Instead of an id: all open ones older than so many days or hours, as 7d, 36h.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="With --older-than: of this data set only.")] = None,
     who: Who = None,
     ledger: Where = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Give back a reservation that never spent anything, e.g. of a run that crashed before it read data.
 
-    Example: `sordina ledger release 2 --why "the machine died before the data was mounted"`
+    One whose run is known to be alive is not given back by its age.
+
+    Example: `sordina ledger release --older-than 7d --reason "the cluster was reinstalled before these ran"`
     """
-    entry = _open(ledger).release(reservation, why=why, who=who)
-    _say(as_json, entry.to_dict(), f"released {reservation} ({entry.what}); recorded as entry {entry.id}.")
+    from sordina.errors import InvalidInput
+
+    if (reservation is None) == (older_than is None):
+        raise InvalidInput("say which reservation to release: its id, or --older-than 7d.")
+    if why is None:
+        raise InvalidInput("say why nothing was spent, by --reason: it is kept in the history.")
+    if dataset is not None and older_than is None:
+        raise InvalidInput("--dataset goes with --older-than.")
+    book = _open(ledger)
+    if reservation is not None:
+        entry = book.release(reservation, why=why, who=who)
+        _say(as_json, entry.to_dict(), f"released {reservation} ({entry.what}); recorded as entry {entry.id}.")
+        return
+    assert older_than is not None
+    released, alive = book.release_older(duration(older_than), why=why, dataset=dataset, who=who)
+    if as_json:
+        running = [spend.id for spend in alive]
+        _print_json({"released": [entry.to_dict() for entry in released], "still_running": running})
+        return
+    for entry in released:
+        say(f"released {entry.reservation} ({entry.what}); recorded as entry {entry.id}.")
+    for spend in alive:
+        say(f"kept {spend.id} ({spend.what}): its run is alive.")
+    if not released and not alive:
+        say(f"no open reservation is older than {older_than}.")
+
+
+@app.command()
+def export(
+    name: Annotated[str | None, typer.Argument(help="One data set; all by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write here; printed if left out.")] = None,
+    ledger: Where = DEFAULT,
+) -> None:
+    """The history as CSV, a line for every entry, for a spreadsheet or an auditor.
+
+    Example: `sordina ledger export patients --out history.csv`
+    """
+    from sordina import private_files
+
+    lines = csv_lines(_open(ledger).history(name))
+    if out is None:
+        for text in lines:
+            say(text)
+        return
+    private_files.write(out, "".join(f"{text}\r\n" for text in lines).encode())
+    say(f"{len(lines) - 1} entries written to {out}.")
 
 
 @app.command()
 def verify(
     head: Annotated[str | None, typer.Option(help="A head noted earlier, which must still be there.")] = None,
+    recompose: Annotated[
+        bool, typer.Option("--recompose", help="Also compose every spend again, however long it takes.")
+    ] = False,
     ledger: Where = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -172,7 +289,7 @@ def verify(
     from sordina.errors import LedgerCorrupt
 
     try:
-        found = _open(ledger).verify(head)
+        found = _open(ledger).verify(head, recompose=recompose)
     except LedgerCorrupt as error:
         if as_json:
             _print_json({"valid": False, "problem": str(error)})
@@ -187,42 +304,44 @@ def _open(where: str) -> Ledger:
     return Ledger(where)
 
 
-def _event(noise_multiplier: float | None, sample_rate: float | None, steps: int | None, text: str | None) -> Event:
-    from sordina.accounting.events import Gaussian, PoissonSampled, Repeated, from_dict
+def _event(
+    noise_multiplier: float | None,
+    sample_rate: float | None,
+    steps: int | None,
+    epsilon: float | None,
+    delta: float | None,
+    text: str | None,
+) -> Event:
+    from sordina.accounting.events import ApproximateDP, Gaussian, PoissonSampled, PureDP, Repeated, from_dict
     from sordina.errors import InvalidInput
 
-    if text is not None and (noise_multiplier, sample_rate, steps) == (None, None, None):
+    noisy = (noise_multiplier, sample_rate, steps) != (None, None, None)
+    if [noisy, (epsilon, delta) != (None, None), text is not None].count(True) != 1:
+        raise InvalidInput(
+            "say what is spent in one way: by --noise-multiplier (--sample-rate, --steps), by --epsilon and --delta, "
+            "or by --event."
+        )
+    if text is not None:
         try:
             return from_dict(json.loads(text))
         except json.JSONDecodeError as error:
             raise InvalidInput(f"--event is not JSON ({error}).") from error
-    if text is not None or noise_multiplier is None:
-        raise InvalidInput("say what is spent, either by --noise-multiplier (--sample-rate, --steps) or by --event.")
-    once = Gaussian(noise_multiplier)
-    return Repeated(once if sample_rate is None else PoissonSampled(sample_rate, once), 1 if steps is None else steps)
+    if noisy:
+        if noise_multiplier is None:
+            raise InvalidInput("--sample-rate and --steps go with --noise-multiplier.")
+        once = Gaussian(noise_multiplier)
+        count = 1 if steps is None else steps
+        return Repeated(once if sample_rate is None else PoissonSampled(sample_rate, once), count)
+    if epsilon is None:
+        raise InvalidInput("--delta goes with --epsilon.")
+    return ApproximateDP(epsilon, delta) if delta else PureDP(epsilon)
 
 
-def _terms(dataset: DataSet) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "epsilon": dataset.budget.epsilon,
-        "delta": dataset.budget.delta,
-        "adjacency": str(dataset.adjacency),
-        "unit": str(dataset.unit),
-        "accountant": dataset.accountant,
-    }
+def _training(budget: Budget) -> Event:
+    """What a training calibrated to ``budget`` does to a ledger, nearly: one Gaussian release of its epsilon."""
+    from sordina.accounting import Gaussian, noise_multiplier
 
-
-def _statement(statement: Statement) -> dict[str, Any]:
-    from sordina.accounting.ledger import Status
-
-    waiting = [
-        {"id": spend.id, "what": spend.what, "who": spend.who, "time": spend.time}
-        for spend in statement.having(Status.OPEN)
-    ]
-    counts = {"settled": len(statement.having(Status.SETTLED)), "released": len(statement.having(Status.RELEASED))}
-    amounts = {"spent": statement.spent, "remaining": statement.remaining}
-    return _terms(statement.dataset) | amounts | counts | {"open": waiting}
+    return Gaussian(noise_multiplier(Gaussian, budget))
 
 
 def _flag(entry: Entry) -> str:
@@ -238,45 +357,3 @@ def _say(as_json: bool, data: dict[str, Any], sentence: str) -> None:
 
 def _print_json(data: dict[str, Any]) -> None:
     say_json(data, indent=2)
-
-
-def _print_statements(statements: tuple[Statement, ...]) -> None:
-    from sordina.accounting.ledger import Status
-
-    rows = [
-        [
-            entry.dataset.name, f"{entry.dataset.budget.epsilon:g}", f"{entry.dataset.budget.delta:g}",
-            f"{entry.spent:.4f}", f"{entry.remaining:.4f}",
-            f"{entry.dataset.adjacency}, {entry.dataset.unit}, {entry.dataset.accountant}",
-        ]
-        for entry in statements
-    ]  # fmt: skip
-    _print_table("budgets", ["data set", "epsilon", "delta", "spent", "remaining", "counted by"], rows)
-    waiting = [spend for statement in statements for spend in statement.having(Status.OPEN)]
-    if waiting:
-        _print_table(
-            "open reservations, counted as spent",
-            ["id", "data set", "what", "who", "UTC"],
-            [[str(spend.id), spend.dataset, spend.what, spend.who, _minute(spend.time)] for spend in waiting],
-        )
-
-
-def _print_entries(entries: tuple[Entry, ...]) -> None:
-    from sordina.accounting.ledger.describe import describe
-
-    rows = []
-    for entry in entries:
-        about = f"epsilon {entry.budget.epsilon:g}, delta {entry.budget.delta:g}" if entry.budget else entry.note
-        if entry.event is not None:
-            about = "; ".join(part for part in (describe(entry.event), entry.note) if part)
-        kind = f"{entry.kind} {entry.reservation}" if entry.reservation else str(entry.kind)
-        rows.append([str(entry.id), _minute(entry.time), entry.dataset, kind, entry.who, entry.what, about])
-    _print_table("history", ["id", "UTC", "data set", "kind", "who", "what", "about"], rows)
-
-
-def _minute(time: str) -> str:
-    return time[:16].replace("T", " ")
-
-
-def _print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    say_table(columns, rows, title=title, unbroken=("id", "UTC", "kind"))

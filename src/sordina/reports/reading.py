@@ -47,10 +47,11 @@ def report(folders: Sequence[str | Path], *, title: str | None = None, ledger: s
     runs = distinct([run(folder) for folder in folders])
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     words = " ".join(shlex.quote(str(folder)) for folder in folders)
-    command = f"sordina report {words}" + (f" --ledger {shlex.quote(str(ledger))}" if ledger else "")
+    book = Ledger(ledger) if ledger else None
+    command = f"sordina report {words}" + (f" --ledger {shlex.quote(book.name)}" if book else "")
     return Report(
         title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
-        now, runs, accounts(ledger) if ledger else (), commands=(command,),
+        now, runs, accounts(book) if book else (), commands=(command,),
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def run(folder: str | Path) -> Run:
     )
 
 
-def accounts(where: str | Path) -> tuple[Account, ...]:
+def accounts(book: Ledger) -> tuple[Account, ...]:
     """Every data set of a ledger, its spends priced one by one and together."""
     return tuple(
         Account(
@@ -117,7 +118,7 @@ def accounts(where: str | Path) -> tuple[Account, ...]:
                 for spend in one.spends
             ),
         )
-        for one in Ledger(where).statements()
+        for one in book.statements()
     )
 
 

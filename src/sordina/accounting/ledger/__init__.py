@@ -1,8 +1,8 @@
 """The ledger: a budget that outlives a process, kept as an append-only, hash-chained history.
 
 Read in this order: `entries` (what one line of the history says, and the chain), `state` (what a history means),
-`costs` (what its spends cost together), `store` (how it is kept in a database), `book` (one reading of it), `ledger` (what
-a user does with it).
+`costs` (what its spends cost together), `store` (how it is kept in a database), `book` (one reading of it), `ledger`
+(what a user does with it).
 
 What the hash chain shows and what it cannot:
 
@@ -26,6 +26,7 @@ by looking at earlier *results*, that is proved for basic composition (Rogers et
 
 from sordina.accounting.ledger.entries import Entry, Head, Kind
 from sordina.accounting.ledger.ledger import Ledger, Reservation
+from sordina.accounting.ledger.processes import Life
 from sordina.accounting.ledger.state import DataSet, Spend, Statement, Status
 
-__all__ = ["DataSet", "Entry", "Head", "Kind", "Ledger", "Reservation", "Spend", "Statement", "Status"]
+__all__ = ["DataSet", "Entry", "Head", "Kind", "Ledger", "Life", "Reservation", "Spend", "Statement", "Status"]

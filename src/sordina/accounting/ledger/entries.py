@@ -40,6 +40,7 @@ class Entry:
     ``budget`` belongs to *create*, ``event`` to *reserve* and *settle*, and ``reservation`` (the id of the entry
     that reserved) to *settle* and *release*. ``note`` holds why a reservation was released, or a warning,
     and ``past`` the SHA-256 of the composition of all spends up to this entry, where one was stored with it (`costs`).
+    ``process`` says which process reserved (`processes`).
     """
 
     id: int
@@ -56,6 +57,7 @@ class Entry:
     reservation: int | None = None
     note: str = ""
     past: str = ""
+    process: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready picture of the entry; `from_dict` reads it back."""
@@ -74,6 +76,8 @@ class Entry:
             data["note"] = self.note
         if self.past:
             data["past"] = self.past
+        if self.process:
+            data["process"] = self.process
         return data
 
     @classmethod
@@ -94,6 +98,7 @@ class Entry:
             reservation=data.get("reservation"),
             note=data.get("note", ""),
             past=data.get("past", ""),
+            process=data.get("process", ""),
         )
 
     def text(self) -> str:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
@@ -14,7 +15,8 @@ from sordina.accounting.accountants import accountant as accountant_called
 from sordina.accounting.events import Event
 from sordina.accounting.ledger.book import Book, Remembered
 from sordina.accounting.ledger.entries import Entry, Head, Kind, link, stored_form
-from sordina.accounting.ledger.limits import overrun, refuse_over_budget, refuse_overspent
+from sordina.accounting.ledger.limits import Fit, fit_of, overrun, refuse_over_budget, refuse_overspent
+from sordina.accounting.ledger.processes import Life, this_process
 from sordina.accounting.ledger.state import (
     DataSet,
     Spend,
@@ -119,14 +121,23 @@ class Ledger:
         adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
         unit: Unit | str = Unit.RECORD,
         who: str | None = None,
+        lasting: bool = True,
     ) -> Reservation:
         """Set aside what a run may spend at worst, *before* it touches data; `BudgetRefused` if that does not fit.
 
-        ``event`` is stated for ``adjacency`` and ``unit``, which must be the data set's. A reservation counts as spent
-        until it is settled, or released by a person.
+        A reservation counts as spent until it is settled, or released by a person.
+
+        Args:
+            dataset: The name of the data set.
+            event: What may happen, stated for ``adjacency`` and ``unit``.
+            what: What it is for, in a few words.
+            adjacency: Must be the data set's.
+            unit: Must be the data set's.
+            who: Who acts; user@host by default.
+            lasting: Whether this process itself makes the run, so that a reader can be told if it still does.
         """
         what, who = line("what", what), line("who", who or myself())
-        decide = _reserving(dataset, event, what, who, adjacency, unit)
+        decide = _reserving(dataset, event, what, who, adjacency, unit, this_process() if lasting else "")
         entry, book = self._append(decide)
         return Reservation(self, reserved(entry), who, link(book.history.head.hash, entry.text()))
 
@@ -199,6 +210,52 @@ class Ledger:
             return _entry(book, Kind.RELEASE, terms, who, spend.what, reservation=number, note=why)
 
         return self._append(decide)[0]
+
+    def release_older(
+        self, age: timedelta, *, why: str, dataset: str | None = None, who: str | None = None
+    ) -> tuple[tuple[Entry, ...], tuple[Spend, ...]]:
+        """Declare that all open reservations older than ``age`` spent nothing.
+
+        Args:
+            age: How old a reservation is at least.
+            why: How that is known; recorded with each.
+            dataset: Of this data set only.
+            who: Who acts; user@host by default.
+
+        Returns:
+            The entries written, and the reservations that were kept because their process runs on this machine.
+        """
+        state = self._book().state
+        only = None if dataset is None else state.dataset(dataset).name
+        found = [
+            spend for spend in state.spends.values()
+            if spend.status is Status.OPEN and spend.age >= age and only in (None, spend.dataset)
+        ]  # fmt: skip
+        alive = tuple(spend for spend in found if spend.life is Life.RUNNING)
+        return tuple(self.release(spend.id, why=why, who=who) for spend in found if spend not in alive), alive
+
+    def fit(
+        self,
+        dataset: str,
+        event: Event,
+        *,
+        adjacency: Adjacency | str | None = None,
+        unit: Unit | str | None = None,
+    ) -> Fit:
+        """Whether ``event`` could be reserved now, and what all would cost with it; writes nothing.
+
+        Args:
+            dataset: The name of the data set.
+            event: What may happen.
+            adjacency: What the event is stated for; the data set's if left out.
+            unit: Likewise.
+        """
+        book = self._book()
+        terms = book.state.dataset(dataset)
+        stated = _adjacency(adjacency or terms.adjacency), _unit(unit or terms.unit)
+        if stated != (terms.adjacency, terms.unit):
+            raise InvalidInput(f"the budget of {terms.name!r} is per {terms.unit} with {terms.adjacency} neighbours.")
+        return fit_of(book.state, terms, stored_form(event), book.past(terms))
 
     def budgets(self) -> tuple[DataSet, ...]:
         """Every data set and its terms, by name."""
@@ -309,7 +366,7 @@ class Reservation:
 
 
 def _reserving(
-    dataset: str, event: Event, what: str, who: str, adjacency: Adjacency | str, unit: Unit | str
+    dataset: str, event: Event, what: str, who: str, adjacency: Adjacency | str, unit: Unit | str, process: str = ""
 ) -> Callable[[Book], Entry]:
     """What decides, from a history, whether ``event`` may be reserved."""
     event = stored_form(event)
@@ -322,7 +379,7 @@ def _reserving(
                 f"the budget of {dataset!r} is per {terms.unit} with {terms.adjacency} neighbours, but {what!r} is "
                 f"stated per {stated[1]} with {stated[0]} neighbours; the two do not add up."
             )
-        entry = _entry(book, Kind.RESERVE, terms, who, what, event=event)
+        entry = _entry(book, Kind.RESERVE, terms, who, what, event=event, process=process)
         refuse_over_budget(book.state, terms, reserved(entry), book.past(terms))
         return entry
 
@@ -340,10 +397,11 @@ def _entry(
     event: Event | None = None,
     reservation: int | None = None,
     note: str = "",
+    process: str = "",
 ) -> Entry:
     return Entry(
         book.history.next_id, now(), who, what, kind, terms.name, terms.adjacency, terms.unit, terms.accountant,
-        budget=budget, event=event, reservation=reservation, note=note,
+        budget=budget, event=event, reservation=reservation, note=note, process=process,
     )  # fmt: skip
 
 

@@ -9,12 +9,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
 
 from sordina.accounting.accountants import accountant
 from sordina.accounting.events import NOTHING, Composed, Event, Repeated, to_dict
 from sordina.accounting.ledger.entries import Entry, Kind
+from sordina.accounting.ledger.processes import Life, life_of
 from sordina.accounting.ledger.words import composed
 from sordina.errors import InvalidInput, LedgerCorrupt
 from sordina.types import Adjacency, Budget, Unit
@@ -68,6 +70,18 @@ class Spend:
     """The number of the entry that settled it; 0 while it is open or released."""
     as_reserved: bool = True
     """Whether ``event`` is what was reserved."""
+    process: str = ""
+    """Which process reserved, if one that lasts did."""
+
+    @property
+    def life(self) -> Life:
+        """Whether that process still runs."""
+        return life_of(self.process)
+
+    @property
+    def age(self) -> timedelta:
+        """How long ago it was reserved."""
+        return datetime.now(timezone.utc) - datetime.fromisoformat(self.time)
 
 
 @dataclass(frozen=True)
@@ -200,7 +214,9 @@ def reserved(entry: Entry) -> Spend:
     """The spend that ``entry`` sets aside."""
     if entry.event is None:
         raise InvalidInput(f"{entry.what!r} reserves no event.")
-    return Spend(entry.id, entry.dataset, entry.event, Status.OPEN, entry.what, entry.who, entry.time)
+    return Spend(
+        entry.id, entry.dataset, entry.event, Status.OPEN, entry.what, entry.who, entry.time, process=entry.process
+    )
 
 
 def settled(spend: Spend, event: Event | None, entry: int) -> Spend:

@@ -224,7 +224,7 @@ def _secrets(url: URL) -> tuple[str, ...]:
 def _shown(url: URL) -> str:
     """``url`` without what nobody may read."""
     options = dict.fromkeys(url.query, "***")
-    return url.set(query=options).render_as_string(hide_password=True)
+    return without_secrets(url.set(query=options).render_as_string(hide_password=True), *_secrets(url))
 
 
 def _head(connection: Connection) -> Head:

@@ -50,7 +50,7 @@ def without_secrets(text: str, *secrets: str | None) -> str:
     """
     for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
         text = text.replace(secret, "***")
-    return re.sub(r"(\w:/{1,2}[^/@:\s]*):[^/\s]*@", r"\1:***@", text)
+    return re.sub(r"(\w:/{1,2}[^/@:\s]*):\S*@", r"\1:***@", text)
 
 
 def myself() -> str:
