@@ -35,7 +35,7 @@ from sordina.types import Budget
 MakeTrainer = Callable[[int], Trainer]
 """Makes a fresh trainer; the number seeds the first weights. Budget, noise, seed and folder are set by the search."""
 TRAINING, BEST = "training", "best.pt"
-FAILED = "failed: weights are not finite"
+FAILED = "failed: no usable weights"
 
 
 @dataclass(frozen=True)
