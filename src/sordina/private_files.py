@@ -15,6 +15,7 @@ on the disk when the call returns, file and folder entry both.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -23,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TextIO, TypeAlias
 
 from sordina.errors import InvalidInput
 
@@ -31,6 +32,8 @@ Content: TypeAlias = bytes | Callable[[BinaryIO], object]
 """Bytes, or a callable that writes them into a file opened for it."""
 _TEMPORARY = ".part"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+"""What a system says of a lock that another holds."""
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -91,6 +94,17 @@ def append(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
+def open_to_append(path: Path) -> TextIO:
+    """The file ``path`` open for more lines of text, unsynced: for what a run could do without.
+
+    Args:
+        path: The file; made for its owner only if it is missing.
+    """
+    with explained("write", path):
+        _refuse_trap(path)
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o600), "a", encoding="utf-8")
+
+
 def read(path: Path, *, at_most: int | None = None) -> bytes:
     """The bytes of ``path``.
 
@@ -139,6 +153,11 @@ def exclusive(path: Path) -> BinaryIO:
     try:
         _lock(file)
     except OSError as error:
+        if error.errno not in _HELD:
+            file.close()
+            raise InvalidInput(
+                f"cannot lock {path}: {error.strerror}. Choose a folder on a disk that has locks."
+            ) from error
         holder = file.read(40).decode(errors="replace").strip()
         file.close()
         who = f"process {holder}" if holder.isdigit() else "another process"

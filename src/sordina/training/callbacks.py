@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from sordina import private_files
 from sordina.types import format_up
 
 
@@ -81,18 +82,20 @@ class MetricsFile:
         self._path = path
 
     def __enter__(self) -> MetricsFile:
-        self._file = self._path.open("a")
+        self._file = private_files.open_to_append(self._path)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with private_files.explained("write", self._path):
+            self._file.close()
 
     def report(self, entry: dict[str, Any]) -> None:
         """Append one line."""
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+        with private_files.explained("write", self._path):
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
 
 
 class TensorBoard:
