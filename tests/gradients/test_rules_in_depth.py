@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sordina.gradients import Engine
-from sordina.gradients.calls import Schedule
+from sordina.gradients.removal import Schedule
 from sordina.seam import VectorQuery
 
 B = 5

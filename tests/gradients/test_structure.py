@@ -16,7 +16,7 @@ from torch import nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
-from sordina.gradients.calls import Schedule
+from sordina.gradients.removal import Schedule
 from sordina.gradients.structure import Mixing, Truth
 from sordina.seam import VectorQuery
 

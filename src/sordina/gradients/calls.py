@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import SystemRandom
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,34 +29,13 @@ from sordina.gradients.check import check
 from sordina.gradients.meeting import Meeting
 from sordina.gradients.nested import changed, described, tensors_in
 from sordina.gradients.one_by_one import Apart, run_apart
-from sordina.gradients.rehearsal import Dims, Snapshot, WithoutChance, aside, replaced, rows_in
-from sordina.gradients.structure import ADVICE, CHANGES, Mixing, Structure, Study, kept_words, others_same
+from sordina.gradients.rehearsal import Dims, Snapshot, rows_in
+from sordina.gradients.removal import CHANCE, Schedule, others_change
+from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words
 from sordina.gradients.trace import Tracer
 
-CHANCE = SystemRandom()
-STUDY_EVERY, REMOVAL_EVERY = 512, 64
-"""How many calls lie, in the long run, between two looks at the structure and between two removal tests."""
-
-
-class Schedule:
-    """Random times: the first at once, the next soon, then on average every ``every`` calls.
-
-    >>> schedule = Schedule(every=8)
-    >>> schedule.due(), sum(schedule.due() for _ in range(10_000)) > 800
-    (True, True)
-    """
-
-    def __init__(self, every: int, first: int = 1) -> None:
-        self.every, self.window, self.left = every, 1, first
-
-    def due(self) -> bool:
-        """Whether the time has come; to be asked once per call."""
-        self.left -= 1
-        if self.left > 0:
-            return False
-        self.window = min(2 * self.window, self.every)
-        self.left = CHANCE.randint(1, 2 * self.window - 1)
-        return True
+STUDY_EVERY = 512
+"""How many calls lie, in the long run, between two looks at the structure."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +79,7 @@ class Calls:
         self.made: list[Call] = []
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
-        self.removal, self.study = Schedule(REMOVAL_EVERY), Schedule(STUDY_EVERY, first=STUDY_EVERY)
+        self.removal, self.study = Schedule(), Schedule(STUDY_EVERY, first=STUDY_EVERY)
         self._known: dict[Any, Structure] = {}
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
@@ -224,21 +203,9 @@ class Calls:
         self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
     ) -> None:
         """Replace one sample by something very different: the others may not notice."""
-        sample = CHANCE.randrange(rows)
-        other = CHANCE.choice([row for row in range(rows) if row != sample])
-        twin = replaced(value, structure.inputs, sample, other, CHANCE.choice(CHANGES))
-        run = lambda which: list(tensors_in([self.forward(*which[0], **which[1])]))  # noqa: E731
-        with torch.no_grad(), aside(self.model):
-            before.restore()
-            again = self._muted(run, twin)
-            if others_same(tensors, again, structure.outputs, sample, rows):
-                return
-            with WithoutChance():
-                before.restore()
-                first = self._muted(run, value)
-                before.restore()
-                second = self._muted(run, twin)
-        if not others_same(first, second, structure.outputs, sample, rows, rough=2):
+        run = partial(self._muted, lambda which: list(tensors_in([self.forward(*which[0], **which[1])])))
+        seen = [tensor.detach() for tensor in tensors]
+        if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
             raise Mixing(
                 "samples mix: replacing one sample changes what the model says of others, so no per-sample bound "
                 f"exists, and none holds for the steps since this began. {ADVICE}"

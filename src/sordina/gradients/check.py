@@ -58,6 +58,13 @@ def _mixing(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms that somebody put into evaluation mode while the rest of ``model`` trains."""
+    if not model.training:
+        return []
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and not module.training]
+
+
 def _tracking(module: nn.Module) -> tuple[str, str] | None:
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return f"{type(module).__name__} keeps running statistics of raw data, outside any budget.", FIX

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients.calls import REMOVAL_EVERY, Call, Schedule, check_losses_apart, used_outside
+from sordina.gradients.calls import Call, check_losses_apart, used_outside
 from sordina.gradients.capture import Recorder
 from sordina.gradients.check import check, check_losses
 from sordina.gradients.harvest import terms_of
@@ -26,6 +26,7 @@ from sordina.gradients.layers.fold import widen
 from sordina.gradients.layout import Layout, layouts
 from sordina.gradients.one_by_one import Backwards, Piece, folded
 from sordina.gradients.parts import Parts, check_same_layout, trainable
+from sordina.gradients.removal import Schedule
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision
 from sordina.gradients.terms import Term
@@ -66,7 +67,7 @@ class Engine:
         self._layouts = layouts(model, groups)
         self._public_buffers = frozenset(public_buffers)
         self._told: set[str] = set()
-        self._loss_checks, self._checked = Schedule(REMOVAL_EVERY), False
+        self._loss_checks, self._checked = Schedule(), False
         self._install()
 
     def _install(self) -> None:

@@ -153,14 +153,16 @@ class WithoutChance(TorchFunctionMode):
 
 
 @contextmanager
-def moved(model: nn.Module, generator: torch.Generator, double: bool = False) -> Iterator[None]:
+def moved(model: nn.Module, generator: torch.Generator | None, double: bool = False) -> Iterator[None]:
     """All parameters moved at random by about a tenth of their size, and in double precision; put back at the end."""
     tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if double and buffer.is_floating_point())]
     own = [tensor.data for tensor in tensors]
     try:
         for tensor, value in zip(tensors, own, strict=True):
             fresh = value.double() if double and value.is_floating_point() else value
-            tensor.data = fresh + _noise(fresh, generator) if isinstance(tensor, nn.Parameter) else fresh
+            if generator is not None and isinstance(tensor, nn.Parameter):
+                fresh = fresh + _noise(fresh, generator)
+            tensor.data = fresh
         yield
     finally:
         for tensor, value in zip(tensors, own, strict=True):

@@ -27,7 +27,7 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict
     rows, each = as_rows(data), per_sample(loss)
     if not rows.size:
         raise InvalidInput("the validation data are empty.")
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     losses, right = 0.0, 0.0
     classes = False
@@ -43,6 +43,7 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict
         )
         if classes:
             right += accuracy(output, target) * len(target)
-    model.train(was_training)
+    for module, mode in modes:
+        module.training = mode
     scores = {"loss": losses / rows.size}
     return scores | {"accuracy": right / rows.size} if classes else scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def make_private(
     microbatch: int | None = None,
     learning_rate: Rate[Any] | None = None,
     raw: bool = False,
+    public_buffers: Sequence[str] = (),
     seed: int | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -90,6 +92,8 @@ def make_private(
         microbatch: Units held in memory at once.
         learning_rate: A rule that sets the optimiser's rate from released values.
         raw: Collect statistics that are NOT private (`sordina.training.raw`).
+        public_buffers: Names of buffers that a forward pass may change, because what they hold does not depend on the
+            data (a count of steps). Any other buffer that changes is refused.
         seed: Repeatable noise; such a model must not be released.
         folder: Where model, checkpoints and guarantee are kept; a killed run goes on from there.
         resume: Go on with the run in ``folder``; its settings must be the same.
@@ -108,7 +112,7 @@ def make_private(
     private = Private(
         model, optimizer, data, plan, clipping or Online(),
         rng=randomness.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
-        raw=raw,
+        raw=raw, public_buffers=public_buffers,
     )  # fmt: skip
     if folder is not None or ledger is not None or dataset_budget is not None or resume:
         private.keeper = RunKeeper.open(

@@ -11,7 +11,7 @@ print(run.statement())
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class Private:
         microbatch: int | None = None,
         learning_rate: Rate[Any] | None = None,
         raw: bool = False,
+        public_buffers: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.rows = as_rows(data)
@@ -78,7 +79,7 @@ class Private:
         self.team = team()
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         parts = arrange(clipping, names)
-        self.engine = Engine(model, [part.names for part in parts]) if plan.private else None
+        self.engine = Engine(model, [part.names for part in parts], public_buffers) if plan.private else None
         parameters = dict(model.named_parameters())
         self._parameters = [[parameters[name] for name in part.names] for part in parts]
         sizes = [sum(parameter.numel() for parameter in members) for members in self._parameters]
@@ -91,6 +92,7 @@ class Private:
         self.steps_taken, self.trained_steps, self.lost_steps = 0, 0, 0
         """Steps on the account; steps whose result is in the weights; steps paid for whose result a crash took."""
         self.clipping = repr(clipping)
+        self.public_buffers = tuple(public_buffers)
         self.own_loop = True
         self.history: list[dict[str, Any]] = []
         self.on_step: Callable[[], None] | None = None
@@ -272,7 +274,7 @@ class Private:
         return Run(
             self.model, self.plan, self.account, self.steps_taken, self.clipping, self.releasable,
             time.perf_counter() - self._begun, self.history, lost_steps=self.lost_steps, own_loop=self.own_loop,
-            earlier=self.earlier.guarantees(),
+            earlier=self.earlier.guarantees(), public_buffers=self.public_buffers,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:

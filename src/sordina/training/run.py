@@ -27,8 +27,9 @@ CAVEATS = (
     "reals, not the rounding of that sum.",
 )
 OWN_LOOP = (
-    "The losses came from a loop of the user's own: that the loss of a sample depends on this sample alone is the "
-    "user's word, as far as the model itself does not tell."
+    "The losses came from a loop of the user's own. What the model does was tested; that nothing else in the loop "
+    "makes the loss of a sample depend on others (mixup, standardising a batch, weights or averages taken over it) is "
+    "the user's word."
 )
 
 
@@ -52,6 +53,8 @@ class Run:
     """Whether the losses came from a loop that was not ours."""
     earlier: tuple[Guarantee, ...] = ()
     """What earlier runs on the same model, in the same process, cost."""
+    public_buffers: tuple[str, ...] = ()
+    """Buffers that the forward pass may change, because the user said that they hold nothing of the data."""
 
     @property
     def event(self) -> Event:
@@ -112,6 +115,11 @@ class Run:
             found.append(CAVEAT)
         if self.own_loop:
             found.append(OWN_LOOP)
+        if self.public_buffers:
+            found.append(
+                f"The buffers {', '.join(self.public_buffers)} change in training; that they hold nothing of the data "
+                "is the user's word."
+            )
         if self.lost_steps:
             found.append(
                 f"{self.lost_steps} of the {self.steps} steps paid for were lost when the run was interrupted: they "

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput
+from sordina.gradients.check import frozen_norms
+from sordina.gradients.removal import LossWatch
 from sordina.run_folder import METRICS
 from sordina.sampling import Users
 from sordina.training.batches import as_rows, inputs_and_target
@@ -54,6 +56,7 @@ class Trainer:
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
+    ``public_buffers`` names buffers that a forward pass may change: what they hold must not depend on the data.
     ``raw=True`` adds statistics of the raw data to the metrics, marked NOT_PRIVATE: for data that are nobody's.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     ``checkpoint_every`` counts steps; left out, checkpoints are as frequent as is cheap. ``recipe`` is saved in the
@@ -88,6 +91,7 @@ class Trainer:
     validate_every: int | None = None
     track_epsilon: bool = True
     raw: bool = False
+    public_buffers: Sequence[str] = ()
     recipe: Mapping[str, Any] | None = None
     _fitted: bool = field(default=False, init=False, repr=False, compare=False)
 
@@ -141,6 +145,10 @@ class Trainer:
 
     def private(self, data: Any) -> Private:
         """Model, optimiser, clipping and plan bound to ``data``, as `fit` will use them."""
+        frozen = frozen_norms(self.model)
+        self.model.train()
+        for norm in frozen:
+            norm.eval()
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer, rule = self._optimizer(parameters)
         return make_private(
@@ -148,7 +156,7 @@ class Trainer:
             budget=self.budget, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
             noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
-            learning_rate=rule, raw=self.raw, seed=self.seed,
+            learning_rate=rule, raw=self.raw, public_buffers=self.public_buffers, seed=self.seed,
         )  # fmt: skip
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
@@ -179,12 +187,16 @@ class Trainer:
                     watcher.report(entry)
 
         private.on_step = report
-        self.model.train()
-        for batch in private:
+
+        def losses_of(batch: Any) -> Tensor:
             inputs, target = inputs_and_target(batch)
             with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
                 losses = loss(self.model(*inputs), target)
-            private.step(losses.float() if self.autocast else losses)
+            return losses.float() if self.autocast else losses
+
+        watched = LossWatch(self.model, losses_of) if plan.private else losses_of
+        for batch in private:
+            private.step(watched(batch))
 
     def entry(self, private: Private, seconds: float) -> dict[str, Any]:
         """What a watcher is told of the step just taken."""
