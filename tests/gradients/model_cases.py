@@ -240,6 +240,8 @@ A: dict[str, Case] = {
     ),
     "contrastive loss": Case(plain(lambda: nn.Linear(4, 3), draw(6, 4), contrastive), True),
     "branch on a batch statistic": Case(named("batch_branch", 4), True),
+    "mixing in batches of even size only": Case(named("pairs", 4), True, (2, 3, 5)),
+    "rescaling a batch that has a large value": Case(named("outliers", 4), True),
     "division by the batch's size": Case(named("divided_by_size", 4), True),
     "weights by position in the batch": Case(named("by_position", 4), True),
     "a view where a transposition was meant": Case(named("wrong_view", 3, 4), True),

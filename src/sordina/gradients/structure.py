@@ -38,8 +38,8 @@ from sordina.gradients.terms import Term
 from sordina.gradients.weights import Weights
 
 Key = tuple[str, int]
-SIZES = (3, 5, 7, 11, 13, 17, 19, 23)
-"""Odd batch sizes to try a model with; those that occur among the sizes of its inputs are left out."""
+SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34, 38)
+"""An odd and an even batch size to try a model with; those that occur among the sizes of its inputs are left out."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
 """How far two computations of the same value may differ, relative to its size; a tenth for shorter numbers."""
 DOUBLE_LIMIT = 20_000_000
@@ -51,9 +51,12 @@ CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda row: row,
     lambda row: row * 1e3 + 1e2,
     lambda row: row * -1e-2,
+    lambda row: row * -1e3 - 1e2,
     lambda row: torch.full_like(row, float("nan")),
 )
 """What is done to the row that takes the place of a sample."""
+LOUD = (CHANGES[1], CHANGES[3], CHANGES[4])
+"""Those that move any statistic of a batch, to either side."""
 
 
 class Mixing(Unsupported):
@@ -210,7 +213,8 @@ class Trial:
         placements = self._placements(outputs, wide, apart, many)
         self._compare(outputs, apart, placements)
         if self.study.thorough:
-            self._check_replaced(outputs, placements)
+            self._check_replaced(self.value, self.rows, outputs, placements)
+            self._check_replaced(larger, many, wide, placements)
             self._check_memory(larger)
         first = {tap.key for tap in taps or () if not tap.any_dim}
         places = _places(_shapes(taps or []), shapes, self.rows, many, first)
@@ -265,12 +269,13 @@ class Trial:
                     f"no per-sample bound exists. {ADVICE}"
                 )
 
-    def _check_replaced(self, outputs: Sequence[Tensor], places: Placements) -> None:
-        for change in CHANGES[1::2]:
-            value = replaced(self.value, self.dims, 0, 1, change)
+    def _check_replaced(self, value: tuple[Any, Any], rows: int, outputs: Sequence[Tensor], places: Placements) -> None:
+        for change in LOUD:
+            sample = int(torch.randint(rows, (), generator=self.study.generator))
+            twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
             with torch.no_grad():
-                others = self._fresh(partial(self.study.plain, value))
-            if not others_same(outputs, others, places, 0, self.rows):
+                others = self._fresh(partial(self.study.plain, twin))
+            if not others_same(outputs, others, places, sample, rows):
                 raise Mixing(
                     "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
                     f"per-sample bound exists. {ADVICE}"
@@ -443,7 +448,7 @@ def _options(value: tuple[Any, Any], rows: int) -> Iterator[Dims]:
 
 def _sizes(value: tuple[Any, Any]) -> tuple[int, int]:
     taken = {size for tensor in tensors_in([value]) for size in tensor.shape}
-    few, many, *_ = [*(size for size in SIZES if size not in taken), 29, 31]
+    few, many = (next((size for size in sizes if size not in taken), sizes[-1]) for sizes in SIZES)
     return few, many
 
 
