@@ -149,6 +149,16 @@ def another_engine_later() -> str:
     return ""
 
 
+def many_batches() -> str:
+    """Results of a batch live on while the next one runs, as in any loop."""
+    model, twin = network(), network()
+    with Engine(model) as engine:
+        for _ in range(1500):
+            out = model(X)
+            engine.record((out - 0.3).square().sum(1))
+        return compared(engine, model, twin, X)
+
+
 def copied() -> str:
     """A copy made while an engine listens has weights of its own."""
     model = network()
@@ -328,6 +338,7 @@ B: dict[str, Callable[[], Verdict]] = {
     "the first of two engines": lambda: tried(first_of_two),
     "an engine after close()": lambda: tried(after_close),
     "one engine after another": lambda: tried(another_engine_later),
+    "a thousand batches and more": lambda: tried(many_batches),
     "a bottom layer skipped later": lambda: changed(parts("skip", value=True)),
     "a weight penalty that comes later": lambda: changed(parts("penalty", value=True)),
     "F.linear(h, layer.weight) that comes later": lambda: changed(parts("again", value=True)),

@@ -56,10 +56,10 @@ class _Alive:
     """Lives as long as a graph does."""
 
 
-def _forget(calls: weakref.ref[Calls], call: int) -> None:
-    found = calls()
-    if found is not None:
-        found.made = [each for each in found.made if id(each) != call]
+def _forget(calls: weakref.ref[Calls], call: weakref.ref[Call]) -> None:
+    found, dead = calls(), call()
+    if found is not None and dead is not None:
+        found.made = [each for each in found.made if each is not dead]
 
 
 class Calls:
@@ -128,7 +128,7 @@ class Calls:
         """Keep a call as long as the graph of its result is alive: nobody may ever record it."""
         alive = _Alive()
         self.made.append(call)
-        weakref.finalize(alive, _forget, weakref.ref(self), id(call))
+        weakref.finalize(alive, _forget, weakref.ref(self), weakref.ref(call))
 
         def marked(tensor: Tensor) -> Tensor:
             if tensor.grad_fn is None:
