@@ -182,6 +182,7 @@ class Calls:
         recorder = self.recorder
         if not recorder.learning and not recorder.tracing:
             return self.forward(*args, **kwargs)
+        recorder.rows = rows
         inputs = [x for x, dim in zip(tensors_in([args, kwargs]), dims, strict=True) if dim is not None]
         outer, recorder.tracer = recorder.tracer, Tracer(self.meeting.names.keys(), self.meeting, inputs, rows)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,6 +61,26 @@ def edge_of(output: Tensor) -> GradientEdge:
     return GradientEdge(output.grad_fn, output.output_nr)
 
 
+_harvests = 0
+"""How many backward passes are running that began with a recorded forward pass."""
+
+
+@contextmanager
+def harvesting() -> Iterator[None]:
+    """A backward pass from a forward pass that was recorded: what it computes again is to be done in the same way."""
+    global _harvests
+    _harvests += 1
+    try:
+        yield
+    finally:
+        _harvests -= 1
+
+
+def again() -> bool:
+    """Whether a backward pass is running."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 @dataclass
 class Recorder:
     """The taps of the forward passes since the last record."""
@@ -76,6 +97,8 @@ class Recorder:
     """The tracer of the forward pass that is running."""
     constant_rows: set[str] = field(default_factory=set)
     """What is called with one row per sample although no sample takes part in them; known by label."""
+    rows: int = 0
+    """How many samples the last traced forward pass had."""
     retired: bool = False
     """Whether another engine has taken over the model."""
     dynamic: str = ""
@@ -83,7 +106,12 @@ class Recorder:
 
     @property
     def listening(self) -> bool:
-        """Only a training forward pass with gradients is recorded."""
+        """Only a training forward pass with gradients is recorded.
+
+        A forward pass inside a backward pass is a checkpoint that is computed again: it must do what the first did.
+        """
+        if again():
+            return _harvests > 0 and self.model.training
         return self.model.training and torch.is_grad_enabled() and not self.muted
 
     def rows_of_constants(self, label: str, size: int, rows: int) -> bool:

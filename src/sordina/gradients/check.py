@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from sordina.errors import InvalidInput
 
@@ -82,7 +83,17 @@ def _embedding(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (_wrapped, _mixing, _tracking, _embedding)
+def _lazy(module: nn.Module) -> tuple[str, str] | None:
+    if any(
+        isinstance(each, UninitializedParameter | UninitializedBuffer)
+        for each in (*module._parameters.values(), *module._buffers.values())
+    ):
+        kind = type(module).__name__
+        return f"{kind} has no parameters before its first input.", "Run the model once, on made-up rows, before."
+    return None
+
+
+TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (_wrapped, _mixing, _tracking, _embedding, _lazy)
 
 
 def check_losses(losses: Any, batch: int | None = None) -> Tensor:

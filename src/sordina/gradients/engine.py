@@ -179,7 +179,7 @@ class Engine:
             self._checked = True
         rows = units * rows_per_unit
         if units == 1 and not any(call.apart for call in calls):
-            return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters).terms()
+            return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
         if len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows):
             structure = calls[0].structure
             same = structure.taps.keys() == {tap.key for tap in taps if tap.build}

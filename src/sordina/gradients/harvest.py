@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sordina.errors import Unsupported
-from sordina.gradients.capture import Tap
+from sordina.gradients.capture import Tap, harvesting
 from sordina.gradients.graph import reachable
 from sordina.gradients.layers.fold import Fold
 from sordina.gradients.one_by_one import Placement
@@ -83,7 +83,8 @@ def harvest(
             raise Unsupported(CHANGED)
         return found
     edges: list[Any] = [tap.edge for tap in asked]
-    answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
+    with harvesting():
+        answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
     for tap, gradient in zip(asked, answers, strict=True):
         if gradient is not None:
             found.extend(build(tap, gradient))

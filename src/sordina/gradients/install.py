@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from typing import Any
 
 from torch import Tensor, nn
 
 from sordina.gradients.calls import Calls
-from sordina.gradients.capture import Recorder
+from sordina.gradients.capture import Recorder, again
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.meeting import Meeting
 from sordina.gradients.nested import tensors_in
+from sordina.gradients.trace import Tracer
 from sordina.gradients.wrapping import unwrap, wrap
 
 
@@ -32,6 +33,7 @@ def install(
     names = {id(parameter): name for name, parameter in parameters.items()}
     remove(model.modules())
     layers: list[tuple[nn.Module, Callable[..., Any]]] = []
+    loose, wrapped = set[str](), list[nn.Module]()
     for name, module in model.named_modules():
         if any(id(parameter) in names for parameter in module._parameters.values()):
             rule = rule_for(module)
@@ -39,14 +41,18 @@ def install(
                 layers.append((module, _layer(module, rule, name or type(module).__name__, recorder)))
             else:
                 recorder.tracing = True
+                loose.add(name)
     calls = Calls(model, recorder, Meeting(recorder, tell, names), parameters, public_buffers)
+    for module in _above(model, loose):
+        wrap(module, _traced_again(module.forward, recorder, calls.meeting), recorder)
+        wrapped.append(module)
     for module, forward in layers:
         if module is model:
             calls.forward = forward
         else:
             wrap(module, forward, recorder)
     wrap(model, root, recorder)
-    return [*(module for module, _ in layers), model], calls
+    return [*wrapped, *(module for module, _ in layers), model], calls
 
 
 def remove(modules: Iterable[nn.Module]) -> None:
@@ -55,6 +61,31 @@ def remove(modules: Iterable[nn.Module]) -> None:
         owner = unwrap(module)
         if isinstance(owner, Recorder):
             owner.retired = True
+
+
+def _above(model: nn.Module, names: Iterable[str]) -> Iterator[nn.Module]:
+    """The modules of these names and all that hold them, but for the model itself."""
+    held = {".".join(parts[:n]) for parts in (name.split(".") for name in names) for n in range(1, len(parts) + 1)}
+    for name, module in model.named_modules():
+        if name in held and module is not model:
+            yield module
+
+
+def _traced_again(original: Callable[..., Any], recorder: Recorder, meeting: Meeting) -> Callable[..., Any]:
+    """A forward pass that is traced also where a checkpoint computes it again, in which the model takes no part."""
+
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if recorder.tracer is not None or not again() or not recorder.listening:
+            return original(*args, **kwargs)
+        recorder.tracer = Tracer(meeting.names.keys(), meeting, (), recorder.rows)
+        try:
+            with recorder.tracer:
+                return original(*args, **kwargs)
+        finally:
+            recorder.tracer = None
+
+    return forward
 
 
 def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Callable[..., Any]:

@@ -168,8 +168,8 @@ def unexpanded(b: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:
 
 def looked_up(indices: Tensor, values: Tensor, height: int, padding: int | None) -> Lookup:
     """The term of a table, its padding row silenced."""
-    if padding is not None and padding >= 0:
-        values = values.masked_fill((indices == padding)[..., None], 0)
+    if padding is not None:
+        values = values.masked_fill((indices == padding % height)[..., None], 0)
     return Lookup(indices, values, height)
 
 

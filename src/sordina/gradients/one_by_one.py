@@ -8,6 +8,7 @@ through a graph that holds nobody else. A value that is not finite stays with it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sordina.errors import Unsupported
+from sordina.gradients.capture import harvesting
 from sordina.gradients.layers.fold import widen
 from sordina.gradients.nested import changed, tensors_in
 from sordina.gradients.norms import Estimate, squared_lengths
@@ -109,8 +111,9 @@ def _together(tensors: list[Tensor], placement: Placement | None) -> Tensor:
 class Backwards:
     """Gradients of all parameters, one unit after the other."""
 
-    def __init__(self, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
-        self.pieces, self.parameters = pieces, parameters
+    def __init__(self, pieces: Sequence[Piece], parameters: Mapping[str, Tensor], heard: bool = False) -> None:
+        """``heard`` says whether the forward pass was listened to: checkpoints in it are then computed in that way."""
+        self.pieces, self.parameters, self.heard = pieces, parameters, heard
         self._squares: dict[str, Tensor] | None = None
         self._sums: tuple[Tensor, dict[str, Tensor]] | None = None
 
@@ -120,9 +123,10 @@ class Backwards:
         wanted = self.parameters if only is None else {only: self.parameters[only]}
         if not piece.outputs:
             return {}
-        found = torch.autograd.grad(
-            piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
-        )
+        with harvesting() if self.heard else nullcontext():
+            found = torch.autograd.grad(
+                piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
+            )
         return {name: widen(each).flatten() for name, each in zip(wanted, found, strict=True) if each is not None}
 
     def terms(self) -> dict[str, Term]:

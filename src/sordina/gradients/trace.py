@@ -106,7 +106,7 @@ class Tracer(TorchFunctionMode):
         else:
             result = func(*args, **kwargs)
         if free and not any(result is value for value in args):
-            self.mark(result, _derived(func, args, result, free))
+            self.mark(result, _derived(func, args, kwargs, result, free))
         return result
 
 
@@ -121,12 +121,12 @@ def _dynamic(func: Any, args: Sequence[Any]) -> bool:
     return name in DYNAMIC or (name == "where" and len(args) == 1)
 
 
-def _derived(func: Any, args: Sequence[Any], result: Any, free: Sequence[Free]) -> Free:
+def _derived(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, free: Sequence[Free]) -> Free:
     roots = tuple({id(root): root for kind in free for root in kind.roots}.values())
     name = getattr(func, "__name__", "")
     moved = isinstance(result, Tensor) and result._is_view() and name not in OVERLAPPING
     looked_up = None
     if name == "embedding" and len(roots) == 1 and args[1] is roots[0]:
-        padding = args[2] if len(args) > 2 else None
+        padding = args[2] if len(args) > 2 else kwargs.get("padding_idx")
         looked_up = (args[0], len(roots[0]), padding)
     return Free(roots, moved and len(free) == 1 and free[0].isometric, looked_up)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from sordina.gradients.layers import attention, convolution, embedding, linear, norm, recurrent
+from sordina.gradients.layers import attention, cells, convolution, embedding, linear, norm, recurrent
 from sordina.gradients.layers.fold import Fold
 from sordina.gradients.terms import Term
 
@@ -31,6 +32,7 @@ _CONV, _TRANSPOSED = Rule(convolution.convolution, any_dim=False), Rule(convolut
 _INSTANCE = Rule(norm.instance_norm, any_dim=False)
 _FROZEN = Rule(norm.batch_norm, any_dim=False)
 _RECURRENT = Rule(forward=recurrent.forward, parameters=None)
+_CELL = Rule(forward=cells.forward, parameters=None)
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(linear.linear),
@@ -55,6 +57,9 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LSTM: _RECURRENT,
     nn.GRU: _RECURRENT,
     nn.RNN: _RECURRENT,
+    nn.LSTMCell: _CELL,
+    nn.GRUCell: _CELL,
+    nn.RNNCell: _CELL,
 }
 NAMED: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": Rule(linear.conv1d_of_gpt2)}
 """Rules for classes of packages that need not be installed."""
@@ -81,6 +86,9 @@ def _plain(module: nn.Module, known: frozenset[str] | None) -> bool:
 
 def _fit(module: nn.Module) -> bool:
     """Whether the module's options are among those its rule covers."""
+    if isinstance(module, _ConvNd) and hasattr(module, "_conv_forward"):
+        stock = {nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward}
+        return type(module)._conv_forward in stock and "_conv_forward" not in module.__dict__
     return not (isinstance(module, nn.EmbeddingBag) and module.mode == "max")
 
 

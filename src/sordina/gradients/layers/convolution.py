@@ -6,7 +6,7 @@ A transposed convolution is the adjoint of a convolution, so input and output gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -156,8 +156,10 @@ def convolution(module: Conv, b: Tensor, fold: Fold, input: Tensor) -> Iterator[
         yield bias, _shift(b, fold)
 
 
-def transposed(module: ConvTranspose, b: Tensor, fold: Fold, input: Tensor) -> Iterator[tuple[Tensor, Term]]:
-    """``torch.nn.ConvTranspose1d`` to ``ConvTranspose3d``."""
+def transposed(
+    module: ConvTranspose, b: Tensor, fold: Fold, input: Tensor, output_size: Sequence[int] | None = None
+) -> Iterator[tuple[Tensor, Term]]:
+    """``torch.nn.ConvTranspose1d`` to ``ConvTranspose3d``; ``output_size`` shows in the shape of ``b`` already."""
     if (weight := own(module, "weight")) is not None:
         yield weight, _kept(_correlation(module, b, input, _numbers(module), fold))
     if (bias := own(module, "bias")) is not None:

@@ -49,9 +49,9 @@ def _per_channel(
     module: nn.Module, b: Tensor, fold: Fold, normal: Callable[[], Tensor]
 ) -> Iterator[tuple[Tensor, Term]]:
     if (weight := own(module, "weight")) is not None:
-        yield weight, Dense(fold.by_row(normal().mul_(b).flatten(2).sum(2)))
+        yield weight, Dense(fold.by_row(_by_channel(normal().mul_(b))))
     if (bias := own(module, "bias")) is not None:
-        yield bias, Dense(fold.by_row(widen(b).flatten(2).sum(2)))
+        yield bias, Dense(fold.by_row(_by_channel(widen(b))))
 
 
 def batch_norm(
@@ -64,3 +64,8 @@ def batch_norm(
         yield weight, Dense(fold.by_row(normal.reshape(b.shape).mul(b).sum(2)))
     if (bias := own(module, "bias")) is not None:
         yield bias, Dense(fold.by_row(b.sum(2)))
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    """(n, C, ...) summed over everything but samples and channels."""
+    return x if x.dim() == 2 else x.flatten(2).sum(2)
