@@ -119,6 +119,40 @@ def soundness(
     _stop_if(not study.sound)
 
 
+@app.command("self")
+def self_(
+    repeats: Annotated[int, typer.Option(help="How often every check runs, with fresh randomness.")] = 1,
+    audits: Annotated[int, typer.Option(help="Private runs to audit for soundness; 0 leaves that out.")] = 50,
+    canaries: Annotated[int, typer.Option(help="Canaries in each of those, in by a coin.")] = 300,
+    long: Annotated[bool, typer.Option("--long", help="5 repeats and 1000 audits: about half an hour.")] = False,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Audit the library: canaries through every part of it, and every known fault planted in turn, to be caught.
+
+    Example: `sordina audit self --audits 50`
+    """
+    from sordina.auditing.self_audit import self_audit
+
+    with _bars(shown=not as_json) as start:
+        found = self_audit(
+            repeats=5 if long else repeats, audits=1000 if long else audits, canaries=canaries, seed=seed,
+            progress=start,
+        )  # fmt: skip
+    if as_json:
+        say_json(found.to_dict())
+    else:
+        for result in found.checks:
+            say(f"{'holds' if result.holds else 'FAILS':>7}  {result.name}: {result.detail}", alarm=not result.holds)
+        for fault in found.faults:
+            say(f"{'caught' if fault.caught else 'MISSED':>7}  {fault.name}. {fault.detail}", alarm=not fault.caught)
+        for tally in found.soundness.tallies if found.soundness is not None else ():
+            words = f"{tally.above} of {tally.audits} bounds above the claim, at most {tally.allowed} are ordinary"
+            say(f"{'sound' if tally.sound else 'UNSOUND':>7}  {words}: {tally.method}", alarm=not tally.sound)
+        say("All held, and all faults were caught." if found.passed else "Not everything held.", alarm=not found.passed)
+    _stop_if(not found.passed)
+
+
 @app.command()
 def inversion(
     dataset: Annotated[str, typer.Argument(help="Square images: digits, mnist, fashion-mnist.")] = "mnist",

@@ -71,7 +71,7 @@ def lengths(vectors: Tensor) -> Tensor:
         short: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
         return short
     whole = size - size % BLOCK
-    blocks = vectors[..., :whole].reshape(*vectors.shape[:-1], -1, BLOCK)
+    blocks = vectors[..., :whole].reshape(*vectors.shape[:-1], whole // BLOCK, BLOCK)
     squares: Tensor = torch.linalg.vector_norm(blocks, dim=-1).double().square_().sum(-1)
     if whole < size:
         squares += torch.linalg.vector_norm(vectors[..., whole:], dim=-1).double().square_()
