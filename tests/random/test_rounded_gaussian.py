@@ -186,6 +186,21 @@ def test_values_that_are_not_finite_count_as_zero():
     assert np.abs(values).max() < 8
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sigma", [1e-28, 1.0, 1e28])
+def test_no_value_stops_the_noise_or_loses_its_size(sigma, dtype):
+    """From the smallest number of the type to the largest of single precision, against any noise."""
+    limits, large = np.finfo(dtype), np.finfo(np.float32).max
+    values = np.array([0, large, -large, limits.tiny, limits.smallest_subnormal, 1e30, -1e-30, 1], dtype)
+    before = values.astype(np.longdouble)
+    add_gaussian(values, sigma, seeded(2))
+    assert np.isfinite(values).all()
+    assert (np.abs(values - before) <= 8 * sigma + 2 * limits.eps * np.abs(before)).all()
+    values[:] = limits.max
+    add_gaussian(values, sigma, seeded(2))
+    assert np.isfinite(values).all()
+
+
 @pytest.mark.parametrize("values", [np.empty((4, 4))[:, ::2], np.empty(3, int), np.empty(3, np.float16)])
 def test_what_cannot_be_noised_is_refused(values):
     with pytest.raises(InvalidInput):

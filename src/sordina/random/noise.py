@@ -42,6 +42,8 @@ from sordina.random.rounded_gaussian import BLOCK, Double, Indices, NotFinite, S
 
 _FINENESS = 6
 _RANGE = (2.0**-100, 2.0**100)
+_LARGEST = 2.0**1000
+"""Values of more steps are cut off there, so that no two move apart."""
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
@@ -63,7 +65,7 @@ def grid_of(sigma: float) -> tuple[float, np.float32]:
 def add_gaussian(values: Floats, sigma: float, rng: np.random.Generator) -> None:
     """Add Gaussian noise of standard deviation ``sigma`` to ``values``, in place and rounded to a public grid.
 
-    A value that is not finite counts as 0: no noise could hide it.
+    A value that is not finite counts as 0: no noise could hide it. Nothing that ``values`` hold stops the call.
 
     >>> from sordina.random import seeded
     >>> values = np.zeros(3, np.float32)
@@ -89,8 +91,9 @@ def add_gaussian(values: Floats, sigma: float, rng: np.random.Generator) -> None
             try:
                 _noise_block(part, step, scale, stream)
             except NotFinite:
-                np.nan_to_num(part, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-                _noise_block(part, step, scale, stream)
+                finite = np.nan_to_num(part.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+                _noise_doubles(finite, step, scale, stream)
+                part[:] = finite
 
 
 def _noise_block(part: Floats, step: float, scale: np.float32, stream: BitStream) -> None:
@@ -113,6 +116,7 @@ def _noise_block(part: Floats, step: float, scale: np.float32, stream: BitStream
 
 def _noise_doubles(part: Floats, step: float, scale: np.float32, stream: BitStream) -> None:
     counts: Double = np.divide(part, step, dtype=np.float64)
+    np.clip(counts, -_LARGEST, _LARGEST, out=counts)
     whole = np.rint(counts)
     rest = counts - whole
 
