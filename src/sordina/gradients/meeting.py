@@ -65,7 +65,7 @@ class Meeting:
         """A copy for every sample, if it is that."""
         value: Tensor = args[0]
         result = func(*args, **kwargs)
-        grown = isinstance(result, Tensor) and result.dim() and result.shape[:1] != value.shape[:1]
+        grown = isinstance(result, Tensor) and (result.dim() > value.dim() or result.shape[:1] != value.shape[:1])
         label = self._label("repetition", kind)
         if not grown or not self.recorder.rows_of_constants(label, result.shape[0], tracer.rows):
             return result
