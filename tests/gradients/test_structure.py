@@ -124,6 +124,10 @@ MIXING = {
     "before the first layer": Around(nn.Identity(), before=lambda x: x - x.mean(0)),
     "the place in the batch": Around(lambda h: h * torch.arange(1.0, len(h) + 1, dtype=h.dtype)[:, None]),
     "the size of the batch": Around(lambda h: h / len(h)),
+    "pairs, where the batch is even": Around(
+        lambda h: h + h.view(-1, 2, WIDTH).flip(1).reshape(-1, WIDTH) if len(h) % 2 == 0 else h
+    ),
+    "a branch on a mean": Around(lambda h: h if h.mean() > 0 else -h),
     "a memory of the last batch": Queue(),
 }
 
@@ -392,6 +396,9 @@ SOUND = {
     "adaptive softmax": (Adaptive, (WIDTH,), None),
     "loss of an adaptive softmax": (AdaptiveLoss, (WIDTH,), False),
     "(W x^T)^T": (lambda: Bare(2, WIDTH, use=lambda w, x: (w @ x.T).T), (WIDTH,), None),
+    "a matrix for every sample": (
+        lambda: Bare(2, WIDTH, use=lambda w, x: torch.bmm(x[:, :2].mT, w.expand(len(x), 2, WIDTH))), (3, 5), None
+    ),
     "einsum": (lambda: Bare(2, WIDTH, use=lambda w, x: torch.einsum("oi,bi->ob", w, x).T), (WIDTH,), None),
     "frozen batch norm": (Frozen, (WIDTH,), True),
     "frozen batch norm on images": (Images, (TOKENS, WIDTH), True),
@@ -413,7 +420,7 @@ class Whole(nn.Module):
 def test_a_sound_model_is_answered_exactly(name):
     maker, shape, fast = SOUND[name]
     torch.manual_seed(0)
-    verdict = judge(Whole(maker()).double(), squares, draw(6, *shape), sizes=(1, 3, 5))
+    verdict = judge(Whole(maker()).double(), squares, draw(6, *shape), sizes=(1, 2, 5))
     assert verdict.outcome is Outcome.EXACT, verdict
     if fast is not None:
         assert any("one sample at a time" in words for words in verdict.told) is not fast, verdict.told
@@ -524,3 +531,49 @@ def test_the_rows_that_are_made_up_differ_and_so_do_the_gradients_asked_about_th
     norms = seen[0].norms["weight"]
     assert len(norms.unique()) == len(norms)
     assert len(seen[0].weights.unique()) == len(norms)
+
+
+@pytest.mark.parametrize("size", [2, TOKENS, 5])
+def test_samples_may_lie_along_the_second_dimension_of_the_inputs(size):
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.GRU(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+        def forward(self, x):
+            return self.head(self.cell(x)[0][-1])
+
+    torch.manual_seed(0)
+    model, x = Sequences().double(), draw(TOKENS, size, WIDTH)
+    alone = [squares(model, x[:, row : row + 1]).sum() for row in range(size)]
+    parts = [torch.autograd.grad(loss, list(model.parameters())) for loss in alone]
+    expected = torch.stack([torch.cat([part.flatten() for part in each]).norm() for each in parts])
+    with Engine(model) as engine:
+        norms = engine.record(squares(model, x)).scalars().norms
+    torch.testing.assert_close(norms, expected, rtol=1e-6, atol=0)
+
+
+class Tied(nn.Module):
+    """From the third call on, a layer's weight is used once more, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = torch.tanh(self.layer(x))
+        return torch.nn.functional.linear(h, self.layer.weight) if self.calls > 2 else h
+
+
+def test_a_weight_that_is_used_once_more_in_a_later_batch_is_not_lost(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Tied().double(), draw(5, WIDTH)
+    with Engine(model) as engine:
+        engine.record(squares(model, x))
+        monkeypatch.setattr(Schedule, "due", lambda schedule: False)
+        for _ in range(3):
+            norms = engine.record(squares(model, x)).scalars().norms
+    alone = [torch.autograd.grad(squares(model, row[None]).sum(), list(model.parameters())) for row in x]
+    expected = torch.stack([torch.cat([part.flatten() for part in each]).norm() for each in alone])
+    torch.testing.assert_close(norms, expected, rtol=1e-6, atol=0)

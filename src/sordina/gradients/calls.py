@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina.errors import Unsupported
@@ -142,29 +142,42 @@ class Calls:
 
     def _structure(self, value: tuple[Any, Any]) -> Structure | None:
         tensors = list(tensors_in([value]))
-        rows = self.expected
-        if rows is None:
-            rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 0)
-        if not rows:
+        sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
+        if not sizes or not sizes[0]:
             return None
         kind = (
             described(value),
-            tuple([(x.dtype, tuple([size == rows for size in x.shape])) for x in tensors]),
+            tuple([(x.dtype, tuple([size == sizes[0] for size in x.shape])) for x in tensors]),
             tuple([parameter.requires_grad for parameter in self.parameters.values()]),
         )
         known = self._known.get(kind)
         if known is None or self.study.due():
-            study = Study(
-                self.model, self.forward, self.listen, self.recorder, self.parameters, self.public_buffers,
-                thorough=known is None, seed=0 if known is None else CHANCE.getrandbits(48),
-            )  # fmt: skip
-            known = self._known[kind] = study.learn(value, rows)
-            if known.alone:
+            known = self._known[kind] = self._learned(value, sizes, again=known is not None)
+        return known
+
+    def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
+        """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
+        seed = CHANCE.getrandbits(48) if again else 0
+        study = Study(
+            self.model, self.forward, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
+        )
+        refusal: Unsupported | None = None
+        for rows in sizes:
+            try:
+                found = study.learn(value, rows)
+            except Unsupported as error:
+                refusal = refusal or error
+                if not isinstance(error, Mixing):
+                    break
+                continue
+            if found.alone:
                 self.meeting.tell(
-                    f"{known.alone}: the model runs on one sample at a time, forward and backward, which is exact but "
+                    f"{found.alone}: the model runs on one sample at a time, forward and backward, which is exact but "
                     "slow"
                 )
-        return known
+            return found
+        assert refusal is not None
+        raise refusal
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
@@ -213,21 +226,46 @@ class Calls:
             )
 
 
-def used_outside(losses: Tensor, calls: Sequence[Call], parameters: Mapping[str, Tensor]) -> list[str]:
-    """The parameters that the losses depend on without the model's calls between them."""
+def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:
+    """How many samples there may be, if nobody knows: the size of the first dimension, or else of the second."""
+    first = next((tensor for tensor in tensors if tensor.dim()), None)
+    return [] if first is None else list(dict.fromkeys(first.shape[:2]))
+
+
+def used_outside(
+    losses: Tensor, calls: Sequence[Call], parameters: Mapping[str, Tensor], *, listened: bool
+) -> list[str]:
+    """The parameters that the losses depend on without a tap between them, or (not ``listened``) without a call.
+
+    The walk through the graph jumps from the result of a tapped operation to its inputs; if not ``listened``, it ends
+    at the results of the model.
+    """
     wanted = {id(parameter): name for name, parameter in parameters.items()}
-    seen: set[Any] = {edge.node for call in calls for edge in call.edges if edge is not None}
-    found = []
-    stack: list[Any] = [losses.grad_fn]
+    jumps: dict[Any, tuple[Tensor, ...]] = {}
+    seen: set[Any] = set()
+    for call in calls:
+        if listened:
+            used = (tap for tap in call.taps if tap.build is None or call.structure.taps.get(tap.key) is not None)
+            jumps.update({(tap.edge.node, tap.edge.output_nr): tap.sources for tap in used})
+        else:
+            seen.update(edge.node for edge in call.edges if edge is not None)
+    found: list[str] = []
+    stack: list[tuple[Any, int]] = [(losses.grad_fn, 0)]
     while stack:
-        node = stack.pop()
-        if node is None or node in seen:
+        place = stack.pop()
+        sources = jumps.get(place)
+        if sources is not None:
+            edges = [get_gradient_edge(source) for source in sources if source.requires_grad]
+            stack.extend(inner for edge in edges if (inner := (edge.node, edge.output_nr)) != place)
+            continue
+        node = place[0]
+        if node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) in wanted:
             found.append(wanted[id(leaf)])
-        stack.extend(following for following, _ in node.next_functions)
+        stack.extend([edge for edge in node.next_functions if edge[0] is not None])
     return found
 
 

@@ -143,6 +143,14 @@ class Engine:
     ) -> None:
         self.close()
 
+    def expect(self, rows: int) -> None:
+        """Say how many samples the next call of the model will have: otherwise its arguments must tell.
+
+        Args:
+            rows: The number of samples, which will be the number of losses.
+        """
+        self._calls.expected = rows
+
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
         """One backward pass from per-row losses (B,); rows of one unit are consecutive, ``rows_per_unit`` each."""
         check_losses(losses)
@@ -169,22 +177,23 @@ class Engine:
                 "with gradients: call model(...) itself, not its parts, before each record."
             )
         self.clear()
-        if outside := used_outside(losses, calls, self._parameters):
-            raise Unsupported(
-                f"parameter {outside[0]!r} is used outside of the model's forward pass (or a result of the model was "
-                "changed in place), so nobody sees whose gradient it gets: move this use into the model."
-            )
         if self._loss_checks.due():
             check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
         rows = units * rows_per_unit
-        if units == 1 and not any(call.apart for call in calls):
-            return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
-        if len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows):
+        fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows) and units > 1
+        if fits and not used_outside(losses, calls, self._parameters, listened=True):
             structure = calls[0].structure
             same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
             passed = structure.passed if same else frozenset[Key]()
             return terms_of(losses, taps, structure.taps, passed, self._parameters, units, rows_per_unit)
+        if outside := used_outside(losses, calls, self._parameters, listened=False):
+            raise Unsupported(
+                f"parameter {outside[0]!r} is used outside of the model's forward pass (or a result of the model was "
+                "changed in place), so nobody sees whose gradient it gets: move this use into the model."
+            )
+        if units == 1 and not any(call.apart for call in calls):
+            return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
         return self._one_by_one(losses, calls, rows_per_unit)
 
     def _one_by_one(self, losses: Tensor, calls: Sequence[Call], rows_per_unit: int) -> dict[str, Term]:

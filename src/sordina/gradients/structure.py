@@ -311,7 +311,7 @@ class Trial:
             if place is not None and tensor.requires_grad
         ]
         if not chosen:
-            raise Unsupported("no result of the model has one row (or several) per sample and depends on a parameter.")
+            raise Mixing("samples mix: no result of the model that can be trained has one row, or several, per sample.")
         losses = torch.stack(chosen).sum(0)
         truth = Truth(study.parameters, torch.randn(self.rows, generator=study.generator, dtype=torch.float64))
         for row, tensors in enumerate(apart):

@@ -150,6 +150,8 @@ class Private:
                 self._complete_step()
             for piece in pieces:
                 self._expected = piece
+                if self.engine is not None:
+                    self.engine.expect(len(piece.rows))
                 yield self.rows.take(piece.rows)
                 if self._expected is not None:
                     raise InvalidInput(
