@@ -20,10 +20,10 @@ Neither x nor sigma Z is rounded before they meet, so the sensitivity does not c
 the rounded ideal is 0, per coordinate and in all.
 
 What is assumed: the bits are fair (AES-128 is hard to break, `sordina.random.generators`); numpy's additions,
-multiplications, conversions and roundings follow IEEE 754; scipy's ``ndtri`` is right to 2^-30 and mpmath's ``erfc`` to
-its working precision less 40 bits; a seed is no secret, so a seeded run protects nobody. What the theorem is *not*
-about: how x was computed. That neighbouring data sets give x and x' at most Delta apart must hold for the sums in
-memory (`sordina.training.noise` says what is known of that).
+multiplications, conversions and roundings follow IEEE 754; scipy's ``ndtri`` and Python's ``NormalDist`` are right to
+2^-36, mpmath's ``erfc`` to its working precision less 40 bits; a seed is no secret, so a seeded run protects nobody.
+What the theorem is *not* about: how x was computed. That neighbouring data sets give x and x' at most Delta apart must
+hold for the sums in memory (`sordina.training.noise` says what is known of that).
 
 **The grid.** ``64 g <= sigma < 128 g``. Rounding adds the variance g^2 / 12 <= 2.1e-5 sigma^2 and no bias that any
 number could show (exp(-2 pi^2 64^2)). sigma is raised by 2^-22 of itself at most, to a single-precision multiple of g.
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
 from sordina.random.generators import BitStream, bit_stream
-from sordina.random.rounded_gaussian import BLOCK, Double, Indices, NotFinite, Single, room, round_block
+from sordina.random.rounded_gaussian import BLOCK, Double, Indices, NotFinite, room, round_block
 
 _FINENESS = 6
 _RANGE = (2.0**-100, 2.0**100)
@@ -78,7 +78,7 @@ def add_gaussian(values: Floats, sigma: float, rng: np.random.Generator) -> None
         sigma: The standard deviation; 0 leaves the values as they are.
         rng: A secure generator if what comes out is to be released.
     """
-    if not values.flags.c_contiguous or values.dtype not in (np.float32, np.float64):
+    if not values.flags.c_contiguous or values.dtype.char not in "fd":
         raise InvalidInput(f"noise is added to contiguous arrays of float32 or float64, got {values.dtype}.")
     if sigma == 0:
         return
@@ -101,10 +101,10 @@ def _noise_block(part: Floats, step: float, scale: np.float32, stream: BitStream
 
     A power of two divides exactly, and r = x / g - w is exact too.
     """
-    if part.dtype == np.float32:
-        own, n = room(), len(part)
-        whole: Single = own.whole[:n]
-        rest: Single = np.multiply(part, np.float32(1 / step), out=own.offsets[:n])
+    if part.dtype.char == "f":
+        own = room(len(part))
+        whole, rest = own.whole, own.offsets
+        np.multiply(part, np.float32(1 / step), out=rest)
         np.rint(rest, out=whole)
         rest -= whole
         noise = round_block(rest, scale, stream)

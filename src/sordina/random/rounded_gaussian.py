@@ -8,7 +8,7 @@ integers is exact if the bits are fair; nothing is truncated or approximated. Th
    selects, by its sign, exponent and leading bits of its mantissa, a line ``a + b m`` that is near Q^-1.
    If ``offset + k (a + b m)`` is nearer to a half-integer than the error bound below, or m is one of the 2^-13 of all
    values for which there is no line, the value is *doubtful*.
-2. *Doubtful* values (a few in ten thousand) get 64 more bits and scipy's ``ndtri`` in double precision.
+2. *Doubtful* values (a few in ten thousand) get 64 more bits and ``statistics.NormalDist`` in double precision.
 3. What is doubtful still (about one in 2^27 of these) is compared with Q in as many digits as it takes (mpmath), with
    as many further bits as it takes.
 
@@ -30,17 +30,20 @@ The first four rows, of every line, are added up when the table is made; their m
 is allowed for ``ndtri`` (which is right to about 2^-50; the tests hold it against mpmath). An error bound that is too
 large costs time only.
 
-**The error of stage 2**: 2^-36 is allowed for ``ndtri``, p is right to 2^-42 of itself, and the sum to 2^-44, so
+**The error of stage 2**: 2^-36 is allowed for ``inv_cdf``, p is right to 2^-42 of itself, and the sum to 2^-44, so
 ``k 2^-35 + 2^-44 < 2^-27``.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +60,8 @@ _SHIFT = 23 - _STEPS
 _SUM_ERROR = 2.0**-16 + 2.0**-16
 _SECOND_ERROR = 2.0**-27
 _FEW = 1 << 14
+_SIZES_KEPT = 16
+_inverse = NormalDist().inv_cdf
 _ALL_TRUE = np.uint64(0x0101010101010101)
 
 Single = NDArray[np.float32]
@@ -110,28 +115,47 @@ class _Room:
     """Memory to work in, one per thread: fresh memory costs more than the work."""
 
     def __init__(self) -> None:
-        self.bits = np.empty(BLOCK, np.int32)
+        self._whole = _Views(BLOCK)
+        self._views = {BLOCK: self._whole}
+
+    def views(self, n: int) -> _Views:
+        """The first ``n`` places of everything; those of a few sizes are kept, as the same sizes come again."""
+        if n not in self._views:
+            if len(self._views) > _SIZES_KEPT:
+                self._views = {BLOCK: self._whole}
+            self._views[n] = _Views(n, self._whole)
+        return self._views[n]
+
+
+class _Views:
+    def __init__(self, n: int, of: _Views | None = None) -> None:
+        def new(name: str, kind: Any) -> Any:
+            return np.empty(n, kind) if of is None else getattr(of, name)[:n]
+
+        self.bits: NDArray[np.int32] = new("bits", np.int32)
         self.memory = self.bits.data.cast("B")
-        self.floats = np.empty(BLOCK, np.float32)
-        self.codes = np.empty(BLOCK, np.uint32)
-        self.index = np.empty(BLOCK, np.int64)
-        self.lines = np.empty(BLOCK, np.complex64)
-        self.values = np.empty(BLOCK, np.float32)
-        self.offsets = np.empty(BLOCK, np.float32)
-        self.whole = np.empty(BLOCK, np.float32)
-        self.counts = np.empty(BLOCK, np.float32)
-        self.sure = np.ones(BLOCK + 8, np.bool_)
+        self.floats: Single = new("floats", np.float32)
+        self.patterns = self.floats.view(np.uint32)
+        self.codes: NDArray[np.uint32] = new("codes", np.uint32)
+        self.index: Indices = new("index", np.int64)
+        self.lines: NDArray[np.complex64] = new("lines", np.complex64)
+        self.intercepts, self.slopes = self.lines.real, self.lines.imag
+        self.values: Single = new("values", np.float32)
+        self.offsets: Single = new("offsets", np.float32)
+        self.whole: Single = new("whole", np.float32)
+        self.counts: Single = new("counts", np.float32)
+        self.sure: NDArray[np.bool_] = new("sure", np.bool_)
 
 
 _OWN = threading.local()
 
 
-def room() -> _Room:
-    """This thread's."""
+def room(n: int) -> _Views:
+    """This thread's memory for ``n`` values."""
     if not hasattr(_OWN, "room"):
         _OWN.room = _Room()
-    own: _Room = _OWN.room
-    return own
+    views: _Views = _OWN.room.views(n)
+    return views
 
 
 def round_block(
@@ -153,57 +177,59 @@ def round_block(
         margin: Added to the error bound of the first stage, to test the second.
         second_margin: Added to the error bound of the second stage, to test the third.
     """
-    table, own, n = lines(), room(), len(offsets)
-    stream.fill(own.memory[: 4 * n])
-    bits, floats, codes, index = own.bits[:n], own.floats[:n], own.codes[:n], own.index[:n]
-    chosen, values, counts, sure = own.lines[:n], own.values[:n], own.counts[:n], own.sure[:n]
-    floats[:] = bits
-    np.right_shift(floats.view(np.uint32), _SHIFT, out=codes)
-    index[:] = codes
-    np.take(table.table, index, out=chosen, mode="clip")
-    np.multiply(chosen.imag, floats, out=values)
-    values += chosen.real
+    table, own = lines(), room(len(offsets))
+    values, counts = own.values, own.counts
+    stream.fill(own.memory)
+    own.floats[:] = own.bits
+    np.right_shift(own.patterns, _SHIFT, out=own.codes)
+    own.index[:] = own.codes
+    np.take(table.table, own.index, out=own.lines, mode="clip")
+    np.multiply(own.slopes, own.floats, out=values)
+    values += own.intercepts
     values *= scale
     values += offsets
     np.rint(values, out=counts)
     values -= counts
     np.abs(values, out=values)
     bound = table.error * float(scale) + _SUM_ERROR + margin
-    np.less_equal(values, np.float32(0.4999999 - bound), out=sure)
-    doubtful = _false(own.sure, n)
+    np.less_equal(values, np.float32(0.4999999 - bound), out=own.sure)
+    doubtful = _false(own.sure)
     if len(doubtful):
-        exact = offsets[doubtful].astype(np.float64) if exact_offsets is None else exact_offsets(doubtful)
-        counts[doubtful] = _second(bits[doubtful], exact, float(scale), stream, second_margin)
+        exact = offsets[doubtful] if exact_offsets is None else exact_offsets(doubtful)
+        counts[doubtful] = _second(own.bits[doubtful].tolist(), exact.tolist(), float(scale), stream, second_margin)
     return counts
 
 
-def _false(flags: NDArray[np.bool_], n: int) -> Indices:
-    """Where the first ``n`` flags are false: of many, eight at a time, as few are."""
-    if n <= _FEW:
-        places: Indices = (~flags[:n]).nonzero()[0]
+def _false(flags: NDArray[np.bool_]) -> Indices:
+    """Where the flags are false: of many, eight at a time, as few are."""
+    if len(flags) % 8 or len(flags) <= _FEW:
+        places: Indices = (~flags).nonzero()[0]
         return places
-    end = -(-n // 8) * 8
-    flags[n:end] = True
-    words = (flags[:end].view(np.uint64) != _ALL_TRUE).nonzero()[0]
-    inside = (~flags[:end].reshape(-1, 8)[words]).ravel().nonzero()[0]
+    words = (flags.view(np.uint64) != _ALL_TRUE).nonzero()[0]
+    inside = (~flags.reshape(-1, 8)[words]).ravel().nonzero()[0]
     found: Indices = words[inside >> 3] * 8 + (inside & 7)
     return found
 
 
-def _second(bits: NDArray[np.int32], offsets: Double, scale: float, stream: BitStream, margin: float) -> Double:
+def _second(bits: list[int], offsets: list[float], scale: float, stream: BitStream, margin: float) -> list[float]:
     """The second stage, for the values with these first 32 bits."""
-    if not np.isfinite(offsets).all():
-        raise NotFinite
-    further = np.empty(len(bits), np.uint64)
-    stream.fill(further.data.cast("B"))
-    tail = bits + further * 2.0**-64
-    values = offsets + scale * np.copysign(ndtri(np.abs(tail) * 2.0**-32), tail)
-    counts = np.rint(values)
-    bound = 0.5 - _SECOND_ERROR - margin
-    for place in np.flatnonzero(~((np.abs(values - counts) <= bound) & (np.abs(tail) >= 2.0**-10))):
-        guess = counts[place] if np.isfinite(counts[place]) else offsets[place]
-        drawn = (int(bits[place]) << 64) + int(further[place])
-        counts[place] = settle(drawn, float(offsets[place]), scale, stream, round(float(guess)))
+    memory = bytearray(8 * len(bits))
+    stream.fill(memoryview(memory))
+    counts = []
+    for place, (first, offset) in enumerate(zip(bits, offsets, strict=True)):
+        if not math.isfinite(offset):
+            raise NotFinite
+        further = int.from_bytes(memory[8 * place : 8 * place + 8], "little")
+        tail = first + further * 2.0**-64
+        size = abs(tail)
+        guess = 0
+        if size >= 2.0**-10:
+            value = offset - scale * math.copysign(1.0, tail) * _inverse(size * 2.0**-32)
+            guess = round(value)
+            if abs(value - guess) <= 0.5 - _SECOND_ERROR - margin:
+                counts.append(float(guess))
+                continue
+        counts.append(float(settle((first << 64) + further, offset, scale, stream, guess)))
     return counts
 
 
