@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from sordina.errors import InvalidInput
 from sordina.sampling import PADDING, Indices
 
+Collate: TypeAlias = Callable[[list[Any]], Any]
+"""What makes a batch of a list of items."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -21,27 +24,36 @@ class Rows:
 
     source: Any
     size: int
+    collate: Collate = default_collate
 
     def take(self, indices: Indices) -> Any:
         """The rows at ``indices``, collated."""
         if isinstance(self.source, tuple):
             index = torch.from_numpy(np.ascontiguousarray(indices))
             return tuple(tensor.index_select(0, index) for tensor in self.source)
-        return default_collate([self.source[int(i)] for i in indices])
+        return self.collate([self.source[int(i)] for i in indices])
 
 
-def as_rows(data: Any) -> Rows:
-    """``data`` as `Rows`; refuses what cannot be sampled by index."""
+def as_rows(data: Any, collate_fn: Collate | None = None) -> Rows:
+    """``data`` as `Rows`; refuses what cannot be sampled by index.
+
+    Args:
+        data: A TensorDataset, a tuple of tensors, or a map-style Dataset.
+        collate_fn: What makes a batch of a list of the data set's items, as in `torch.utils.data.DataLoader`: to pad
+            sequences of different lengths. It must treat every item alike, whatever the others are.
+    """
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, (tuple, list)) and data and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
+        if collate_fn is not None:
+            raise InvalidInput("collate_fn goes with a map-style Dataset, whose items it puts together; tensors are.")
         tensors = tuple(torch.as_tensor(part) for part in data)
         sizes = {len(tensor) for tensor in tensors}
         if len(sizes) != 1:
             raise InvalidInput(f"the tensors of a data set must have equally many rows, got {sorted(sizes)}.")
         return Rows(tensors, sizes.pop())
     if isinstance(data, Dataset) and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return Rows(data, len(data))
+        return Rows(data, len(data), collate_fn or default_collate)
     raise InvalidInput(
         f"cannot sample from a {type(data).__name__}: give a TensorDataset, a tuple of tensors (inputs, targets) or a "
         "map-style Dataset. A DataLoader draws its own batches, which would void the guarantee: give its .dataset."

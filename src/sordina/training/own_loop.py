@@ -16,7 +16,7 @@ from sordina.clipping import Online, Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput
 from sordina.sampling import FixedSize, Poisson, Sampler, Users
-from sordina.training.batches import as_rows
+from sordina.training.batches import Collate, as_rows
 from sordina.training.keeping import RunKeeper
 from sordina.training.plan import check_whole, make_plan
 from sordina.training.private import Private
@@ -71,6 +71,7 @@ def make_private(
     ledger: Ledger | None = None,
     dataset_budget: str | None = None,
     checkpoint_every: int | None = None,
+    collate_fn: Collate | None = None,
 ) -> Private:
     """Bind ``model``, ``optimizer`` and ``data`` to a budget; iterate over the result, call ``step``, then ``finish``.
 
@@ -100,6 +101,7 @@ def make_private(
         ledger: Where the whole price is reserved before the first batch is drawn, and settled by ``finish``.
         dataset_budget: The ledger's data set to book on.
         checkpoint_every: Steps between checkpoints; left out, as often as is cheap.
+        collate_fn: What makes a batch of a list of items, for data sets of items of different sizes.
     """
     units = len(users) if users is not None else as_rows(data).size
     if not units:
@@ -112,7 +114,7 @@ def make_private(
     private = Private(
         model, optimizer, data, plan, clipping or Online(),
         rng=randomness.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
-        raw=raw, public_buffers=public_buffers,
+        raw=raw, public_buffers=public_buffers, collate_fn=collate_fn,
     )  # fmt: skip
     if folder is not None or ledger is not None or dataset_budget is not None or resume:
         private.keeper = RunKeeper.open(

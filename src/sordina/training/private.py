@@ -29,7 +29,7 @@ from sordina.gradients import Engine, check_losses
 from sordina.journal import BLOCK, Journal
 from sordina.sampling import Users
 from sordina.seam import Released, Tape
-from sordina.training.batches import MicroBatch, as_rows, split
+from sordina.training.batches import Collate, MicroBatch, as_rows, split
 from sordina.training.earlier import Earlier
 from sordina.training.parallel import team
 from sordina.training.plan import Plan, check_whole, spent
@@ -68,9 +68,10 @@ class Private:
         learning_rate: Rate[Any] | None = None,
         raw: bool = False,
         public_buffers: Sequence[str] = (),
+        collate_fn: Collate | None = None,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
-        self.rows = as_rows(data)
+        self.rows = as_rows(data, collate_fn)
         if microbatch is not None:
             check_whole("microbatch", microbatch)
         self.users, self.microbatch, self.rng = users, microbatch, rng
@@ -188,7 +189,9 @@ class Private:
             self.steps_taken = steps
 
     def _draw(self) -> list[MicroBatch]:
-        """Book the next step, then draw its units."""
+        """Book the next step, then draw its units; what could not be trained is refused before anything is spent."""
+        if self.engine is not None:
+            self.engine.ready(self._parameters)
         if self.journal is not None:
             self.journal.claim(self.steps_taken + 1, self.plan.steps, block=self.block)
         self.earlier.begin(self.plan, self.account)
