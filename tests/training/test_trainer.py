@@ -57,7 +57,7 @@ def test_a_folder_holds_everything(model, data, tmp_path):
 
 def test_training_loss_and_norms_stay_secret(model, data):
     run = trainer(model).fit(data)
-    assert set(run.history[-1]) == {"step", "steps", "epsilon", "threshold", "learning_rate", "seconds"}
+    assert set(run.history[-1]) == {"step", "steps", "epsilon", "threshold", "learning_rate"}
 
 
 def test_raw_statistics_are_marked_wherever_they_show(model, data, tmp_path):

@@ -34,7 +34,7 @@ class Callback(Protocol):
         ...
 
     def report(self, entry: dict[str, Any]) -> None:
-        """One reported step: step, steps, epsilon, threshold, learning_rate, seconds and sometimes validation."""
+        """One reported step: step, steps, epsilon, threshold, learning_rate and sometimes validation."""
         ...
 
 
@@ -121,4 +121,4 @@ class TensorBoard:
         numbers |= {f"validation/{name}": value for name, value in entry.get("validation", {}).items()}
         for name, value in numbers.items():
             if math.isfinite(value):
-                self._writer.add_scalar(name, value, entry["step"])
+                self._writer.add_scalar(name, value, entry["step"], walltime=float(entry["step"]))

@@ -8,7 +8,6 @@ run = trainer.fit(train_data, validation=test_data)
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -169,7 +168,7 @@ class Trainer:
         return torch.optim.SGD(parameters, lr=check_positive("lr", self.lr)), self.learning_rate
 
     def _loop(self, private: Private, validation: Any, watchers: Sequence[Callback]) -> None:
-        loss, start = per_sample(self.loss), time.perf_counter()
+        loss = per_sample(self.loss)
         plan = private.plan
         epoch = max(1, round(plan.steps / max(1.0, self.epochs))) if self.steps is None else max(1, plan.steps // 10)
         epoch = self.validate_every or epoch
@@ -179,7 +178,7 @@ class Trainer:
             step, last = private.steps_taken, private.steps_taken == plan.steps
             validate = validation is not None and (step % epoch == 0 or last)
             if validate or step % every == 0 or last:
-                entry = self.entry(private, time.perf_counter() - start)
+                entry = self.entry(private)
                 if validate:
                     entry["validation"] = evaluate(self.model, self.loss, validation)
                 private.history.append(entry)
@@ -198,8 +197,8 @@ class Trainer:
         for batch in private:
             private.step(watched(batch))
 
-    def entry(self, private: Private, seconds: float) -> dict[str, Any]:
-        """What a watcher is told of the step just taken."""
+    def entry(self, private: Private) -> dict[str, Any]:
+        """What a watcher is told of the step just taken: no time, since that depends on who was drawn."""
         epsilon = private.so_far.epsilon if self.track_epsilon else math.inf
         entry = {
             "step": private.steps_taken,
@@ -207,7 +206,6 @@ class Trainer:
             "epsilon": epsilon if math.isfinite(epsilon) else None,
             "threshold": private.private_step.thresholds[0] if private.plan.private else None,
             "learning_rate": float(private.optimizer.param_groups[0]["lr"]),
-            "seconds": round(seconds, 3),
         }
         return entry | {KEY: private.raw} if private.raw else entry
 

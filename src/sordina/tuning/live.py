@@ -74,7 +74,7 @@ def _state(folder: Path) -> dict[str, str]:
         }
     result = finished(folder)
     if result is not None:
-        blank |= {"state": result.stopped or f"done, {result.seconds or 0:.0f} s"}
+        blank |= {"state": result.stopped or "done"}
         if result.score is not None:
             blank["score"] = f"{result.score:.4g}"
     return blank

@@ -47,8 +47,6 @@ class Outcome:
     candidates: int
     """How many configurations the search was about."""
     releasable: bool
-    seconds: float | None
-    """None with random stopping: the time tells how many runs there were."""
     metric: str | None = None
     score: float | None = None
     """The exact score the choice was made by; None under private selection, which shows no score."""
@@ -112,7 +110,7 @@ class Outcome:
         try:
             return cls(
                 model, facts["configuration"], scheme, selection, tuple(Result(**run) for run in facts["runs"]),
-                facts["candidates"], facts["releasable"], facts["seconds"], facts["metric"], facts["score"],
+                facts["candidates"], facts["releasable"], facts["metric"], facts["score"],
                 facts["spread"], facts["repetitions"],
             )  # fmt: skip
         except (KeyError, TypeError) as error:
@@ -176,7 +174,6 @@ class Outcome:
             "runs": [vars(run) for run in self.runs],
             "releasable": self.releasable,
             "caveats": self.caveats,
-            "seconds": None if self.seconds is None else round(self.seconds, 3),
         }
 
 

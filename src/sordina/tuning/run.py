@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -103,8 +102,6 @@ class Result:
     configuration: Configuration
     repetition: int
     event: dict[str, Any]
-    seconds: float | None
-    """None in the outcome of a search that stops at random: times tell how many runs there were."""
     stopped: str | None = None
     metric: str | None = None
     score: float | None = None
@@ -132,7 +129,6 @@ def perform(brief: Brief, order: Order, train: Any, validation: Any) -> None:
     best, diverging = Best(trainer.model, folder / BEST, brief.patience), Diverging(trainer.model)
     trainer = replace(trainer, callbacks=(*trainer.callbacks, best, diverging))
     resume = trainer.folder is not None and (Path(trainer.folder) / JOURNAL).exists()
-    start = time.perf_counter()
     try:
         with brief.randomness(order):
             run = trainer.fit(train, validation if brief.selection.exact else None, resume=resume)
@@ -142,12 +138,10 @@ def perform(brief: Brief, order: Order, train: Any, validation: Any) -> None:
         private = trainer.private(train)
         private.close()
         event, stopped = private.plan.event(), FAILED
-    leave(brief, order, trainer, event, time.perf_counter() - start, best, stopped)
+    leave(brief, order, trainer, event, best, stopped)
 
 
-def leave(
-    brief: Brief, order: Order, trainer: Trainer, event: Event, seconds: float, best: Best, stopped: str | None
-) -> None:
+def leave(brief: Brief, order: Order, trainer: Trainer, event: Event, best: Best, stopped: str | None) -> None:
     """Write the model, then the result that says the run has ended; the rest is cleared away."""
     folder = brief.place(order)
     best.recall()
@@ -155,7 +149,7 @@ def leave(
     if (folder / TRAINING / METRICS).exists():
         private_files.write(folder / METRICS, private_files.read(folder / TRAINING / METRICS))
     result = Result(
-        order.number, order.configuration, order.repetition, to_dict(event), round(seconds, 3),
+        order.number, order.configuration, order.repetition, to_dict(event),
         stopped, best.metric, best.value, best.step,
     )  # fmt: skip
     private_files.write(folder / RESULT, (json.dumps(asdict(result), indent=2) + "\n").encode())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -95,7 +94,6 @@ class Search:
             resume: Go on with the search in the folder.
         """
         selection = self._check(resume)
-        start = time.perf_counter()
         with nullcontext(self.folder) if self.folder else tempfile.TemporaryDirectory() as place:
             path = Path(str(place))
             if not resume:
@@ -119,7 +117,7 @@ class Search:
                         groups = self._groups(brief, decision.orders)
                         workers = self.workers if brief.secret else max(1, min(self.workers, len(groups)))
                         carry_out(brief, groups, source, workers)
-                return self._conclude(brief, decision, source, time.perf_counter() - start, folder, reservation)
+                return self._conclude(brief, decision, source, folder, reservation)
 
     def _check(self, resume: bool) -> Selection:
         selection = selection_of(self.selection)
@@ -231,7 +229,6 @@ class Search:
         brief: Brief,
         decision: Decision,
         source: Source,
-        seconds: float,
         folder: RunFolder,
         reservation: Reservation | None,
     ) -> Outcome:
@@ -242,7 +239,7 @@ class Search:
             rng = randomness.generator(noise_seed(self.seed, 0 if brief.secret else len(decision.orders)))
             choice = choose(brief, decision.scheme, decision.orders, results, source, rng)
             choice.save(folder, hidden=brief.secret)
-        outcome = self._outcome(brief, decision, choice, seconds)
+        outcome = self._outcome(brief, decision, choice)
         if outcome.guarantee.epsilon > self.budget.epsilon:
             raise BudgetRefused(
                 f"the runs of this search cost epsilon {format_up(outcome.guarantee.epsilon)}, above its budget of "
@@ -259,16 +256,16 @@ class Search:
             secret.erase(folder.path, decision.started)
         return Outcome.load(folder.path, self.trainer(0).model, decision.scheme, selection)
 
-    def _outcome(self, brief: Brief, decision: Decision, choice: Choice, seconds: float) -> Outcome:
+    def _outcome(self, brief: Brief, decision: Decision, choice: Choice) -> Outcome:
         order = next(order for order in decision.orders if order.number == choice.number)
         runs = [result for order in decision.orders if (result := finished(brief.place(order)))]
         if brief.secret:
             check_events(runs, decision.scheme)
-            runs = [replace(run, number=0, repetition=0, seconds=None) for run in runs if run.number == choice.number]
+            runs = [replace(run, number=0, repetition=0) for run in runs if run.number == choice.number]
         thesis = brief.selection.kind is Kind.TEST_SET
         return Outcome(
             trained(brief, order).model, order.configuration, decision.scheme, brief.selection, tuple(runs),
-            self.space.runs, self.seed is None and not thesis, None if brief.secret else seconds,
+            self.space.runs, self.seed is None and not thesis,
             choice.metric, choice.score, choice.spread, self.seeds if thesis else 1,
         )  # fmt: skip
 

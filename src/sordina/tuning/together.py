@@ -6,7 +6,6 @@ taken as spent and take the rest, as a single run without a checkpoint does. See
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +50,6 @@ class _Member:
 
 def perform_together(brief: Brief, orders: Sequence[Order], train: Any, validation: Any) -> None:
     """Do several runs as one computation; the same results on disk as from one by one."""
-    start = time.perf_counter()
     members = [_member(brief, order, train) for order in orders]
     stack = Stack([member.trainer.model for member in members])
     loss = per_sample(members[0].trainer.loss)
@@ -62,13 +60,12 @@ def perform_together(brief: Brief, orders: Sequence[Order], train: Any, validati
         while active := [(member, batch) for member in members if (batch := member.next()) is not None]:
             _step(stack, members, active, loss)
             for member, _ in active:
-                _watch(brief, member, held_out, time.perf_counter() - start)
+                _watch(brief, member, held_out)
     finally:
         for member in members:
             member.metrics.__exit__(None, None, None)
-    seconds = (time.perf_counter() - start) / len(members)
     for member in members:
-        leave(brief, member.order, member.trainer, member.private.plan.event(), seconds, member.best, member.stopped)
+        leave(brief, member.order, member.trainer, member.private.plan.event(), member.best, member.stopped)
 
 
 def _member(brief: Brief, order: Order, train: Any) -> _Member:
@@ -94,14 +91,14 @@ def _step(stack: Stack, members: Sequence[_Member], active: Sequence[tuple[_Memb
         member.private.step_with(tape)
 
 
-def _watch(brief: Brief, member: _Member, validation: Any, seconds: float) -> None:
+def _watch(brief: Brief, member: _Member, validation: Any) -> None:
     private, steps = member.private, member.private.plan.steps
     step = private.steps_taken
     last = step == steps
     validate = validation is not None and (step % (brief.validate_every or max(1, steps // 10)) == 0 or last)
     if not (validate or last or step % max(1, steps // REPORTS) == 0):
         return
-    entry = member.trainer.entry(private, seconds)
+    entry = member.trainer.entry(private)
     if validate:
         entry["validation"] = evaluate(member.trainer.model, member.trainer.loss, validation)
     member.metrics.report(entry)
