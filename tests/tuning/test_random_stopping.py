@@ -159,7 +159,8 @@ class TestNumberOfRuns:
         told = []
 
         def make(seed):
-            told.append([(str(entry.kind), entry.time) for entry in ledger.history("people")])
+            if seed:  # a run's; 0 only looks at what the trainer is like
+                told.append([(str(entry.kind), entry.time) for entry in ledger.history("people")])
             return mlp(seed)
 
         always(monkeypatch, 3)
@@ -167,8 +168,8 @@ class TestNumberOfRuns:
         made.fit(train, held_out)
         after = [(str(entry.kind), entry.time) for entry in ledger.history("people")]
         assert [kind for kind, _ in after] == ["create", "reserve", "settle"]
-        assert told[-1] == after
-        assert told[2] == after, "booked before the first run"
+        assert len(told) >= 3
+        assert all(one == after for one in told), "booked before the first run"
 
     def test_the_way_of_computing_does_not_depend_on_it(self, train, held_out, monkeypatch):
         """Groups, workers and threads would round differently."""
