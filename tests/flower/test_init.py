@@ -76,6 +76,41 @@ def test_flower_accepts_the_app_and_both_halves_load(tmp_path, capsys, monkeypat
     assert "ClientApp" in done.stdout
 
 
+def test_the_default_is_sound_and_the_readme_says_what_holds(capsys, monkeypatch, tmp_path):
+    """The heuristic radius must be asked for, and then the README does not call the server harmless."""
+    call(capsys, monkeypatch, "init", str(tmp_path / "plain"))
+    project = tomllib.loads((tmp_path / "plain" / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["config"]["radius"].startswith("public:")
+    assert "need not be trusted" in " ".join((tmp_path / "plain" / "README.md").read_text().split())
+    call(capsys, monkeypatch, "init", str(tmp_path / "paper"), "--radius", "update")
+    words = " ".join((tmp_path / "paper" / "README.md").read_text().split())
+    assert "need not be trusted" not in words
+    assert "HEURISTIC" in words
+
+
+def test_nothing_is_installed_that_cannot_be(capsys, monkeypatch, tmp_path):
+    """Sordina is on no index: an app that lists it cannot be started by a SuperLink that installs dependencies."""
+    call(capsys, monkeypatch, "init", str(tmp_path / "app"))
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == []
+
+
+@pytest.mark.parametrize("privacy", ["metric", "local", "central", "none"])
+def test_the_proposed_policy_accepts_the_app_and_nothing_weaker(privacy, capsys, monkeypatch, tmp_path):
+    from sordina.errors import BudgetRefused
+    from sordina.federated.client_policy import ClientPolicy
+    from sordina.federated.engines.deployment import recipe_of
+
+    strategy = "metric-pfl" if privacy == "metric" else "fedavg"
+    call(capsys, monkeypatch, "init", str(tmp_path / "app"), "--strategy", strategy, "--privacy", privacy)
+    policy = ClientPolicy.from_dict(json.loads((tmp_path / "app" / "client-policy.json").read_text()))
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    policy.check(recipe_of(config))
+    if privacy != "none":
+        with pytest.raises(BudgetRefused):
+            policy.check(recipe_of(config | {"privacy": "none", "strategy": "fedavg"}))
+
+
 def test_nothing_is_overwritten(capsys, monkeypatch, tmp_path):
     (tmp_path / "kept.txt").write_text("mine")
     code, out, err = call(capsys, monkeypatch, "init", str(tmp_path))

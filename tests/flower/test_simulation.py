@@ -110,3 +110,51 @@ def test_a_client_half_is_published_once(tmp_path):
     one, other = Nothing(), Nothing(gather=True)
     stage = Stage(tmp_path, None, None)
     assert [stage.publish(ClientSide(work, place)) for place in (one, one, other)] == [0, 0, 1]
+
+
+KILLED = """
+import os, signal, sys
+from sordina.federated import recipe as recipes
+
+def die(seen):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+recipes.run(recipes.Recipe("synthetic", "fedavg", privacy="central", rounds=3, engine="flower", seed=7,
+                           options={"clients": 6, "validation": 4}), die)
+"""
+
+
+def test_a_killed_simulation_leaves_no_row_on_any_disk(tmp_path):
+    """The rows of the synthetic clients are known by their seed, so that they can be looked for, byte for byte."""
+    import os
+
+    from sordina import randomness
+    from sordina.federated.recipe import Recipe
+
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    env = {**os.environ, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == -9, done.stderr[-3000:]
+    recipe = Recipe("synthetic", options={"clients": 6, "validation": 4}, seed=7)
+    problem = recipe.problem(randomness.generator(7))
+    needles = [row.numpy().tobytes() for row in problem.train.x[:20]]
+    found = []
+    for path in scratch.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            found += [path for needle in needles if needle in content]
+    assert not found
+    left = list(scratch.glob("sordina-simulation-*"))
+    assert all(one.stat().st_mode & 0o077 == 0 for one in left)
+    from sordina.federated.engines import simulation
+
+    before = simulation.tempfile.tempdir
+    simulation.tempfile.tempdir = str(scratch)
+    try:
+        simulation._sweep()
+    finally:
+        simulation.tempfile.tempdir = before
+    assert not list(scratch.glob("sordina-simulation-*")), "the next start takes the rest away"

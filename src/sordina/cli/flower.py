@@ -24,7 +24,7 @@ def init(
     hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca and metric-pfl.")] = 2,
     privacy: Annotated[str | None, typer.Option(help="none, metric, central or local.")] = None,
     noise: Annotated[float, typer.Option(help="Noise multiplier nu of metric privacy.")] = 5.0,
-    radius: Annotated[str, typer.Option(help="'update' (heuristic) or 'public:R' (sound).")] = "update",
+    radius: Annotated[str, typer.Option(help="'public:R' (sound) or 'update' (heuristic).")] = "public:1",
     leakage_limit: Annotated[float | None, typer.Option(help="No client leaks more than this.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget epsilon of central and local privacy.")] = 3.0,
     delta: Annotated[float, typer.Option(help="Budget delta of central and local privacy.")] = 1e-5,

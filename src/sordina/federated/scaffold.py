@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from sordina import __version__
 from sordina.errors import InvalidInput
 from sordina.federated import losses
+from sordina.federated.client_policy import policy_for
 from sordina.federated.objective import of_module
 from sordina.federated.recipe import Recipe, assemble
 
@@ -24,7 +28,9 @@ name = "{name}"
 version = "1.0.0"
 description = "Federated learning with Sordina on Flower"
 license = "Apache-2.0"
-dependencies = ["sordina[federated]"]
+# Sordina is on no package index yet, and SuperNodes install nothing by themselves: install it beforehand (README.md),
+# wherever this app runs. List here what task.py needs besides.
+dependencies = []
 
 [tool.hatch.build.targets.wheel]
 packages = ["."]
@@ -76,10 +82,23 @@ def model():
 
 
 def train_data(context):
-    """This client's rows. Runs on the SuperNode, which was started with --node-config 'data="rows.npz" ...'."""
+    """This client's rows. Runs on the SuperNode, which was started with --node-config 'data="rows.npz" ...'.
+
+    In Flower's simulation (`flwr run .`) nodes have no data of their own: they get made-up rows, to try the app out.
+    """
+    if "data" not in context.node_config:
+        return made_up(int(context.node_config["partition-id"]))
     with np.load(str(context.node_config["data"]), allow_pickle=False) as rows:
         x, y = torch.from_numpy(rows["x"]).float(), torch.from_numpy(rows["y"])
     return x, y.long() if LOSS == "cross-entropy" else y.float().reshape(len(y), 1)
+
+
+def made_up(number):
+    """Rows of a linear law with noise."""
+    rng = np.random.default_rng(number)
+    x = rng.standard_normal((40, 2))
+    y = x @ [[1.0], [-2.0]] + 0.1 * rng.standard_normal((40, 1))
+    return torch.from_numpy(x).float(), torch.from_numpy(y).float()
 
 
 def validation_data():
@@ -93,24 +112,40 @@ _README = """\
 Made by `sordina flower init`. Edit `{package}/task.py`: the model, the loss, and how a client finds its rows.
 What is trained and how privately stands in `pyproject.toml` under `[tool.flwr.app.config]`.
 
+Before anything else, install Sordina on every machine: {install}.
+To try the app out with made-up rows on one machine: `flwr run . --stream`.
+
     # the server's machine (certificates: see Flower's documentation on TLS)
     flower-superlink --host 0.0.0.0 --port 8000 --ssl-certfile server.pem --ssl-keyfile server.key \\
         --ssl-ca-certfile ca.crt --disable-runtime-dependency-installation
 
-    # every client's machine; the account of what this client has leaked lives in state-dir: keep it, one per client
+    # every client's machine; state-dir holds this client's policy and account: keep it, one per client
+    mkdir -m 700 /var/lib/sordina && cp client-policy.json /var/lib/sordina/policy.json
     flower-supernode --superlink server:8000 --root-certificates ca.crt \\
-        --node-config 'data="rows.npz" state-dir="/var/lib/sordina" leakage-limit=2.0'
+        --node-config 'data="rows.npz" state-dir="/var/lib/sordina"'
 
     # the scientist, with the SuperLink's address under [superlink.mine] in ~/.flwr/config.toml
     flwr run . mine --stream
 
-`pip install 'sordina[federated]'` goes before, everywhere. A client's own `leakage-limit` (metric privacy) holds
-whatever the run asks for; leave it out to accept the run's. {trust}
+**Each client decides for itself.** `policy.json` says what a client accepts and how much it reveals at most, over all
+runs together; a client without one takes part in nothing. A run's configuration and messages can only ask for less:
+they cannot lower the noise below the policy, seed it, or pass a limit. `client-policy.json` is a proposal made from
+this app's settings; read it before you copy it. The policy does not protect against other *code*: whoever may submit
+runs to your SuperLink ships the app that SuperNodes execute, so let them run apps you know only.
+
+{trust}
+
+Results go to a new folder (`out`); a run on Flower is not resumed, and nothing is overwritten: name another `out` for
+the next run.
 """
 
 _TRUST = {
     "central": "Privacy is central: clients clip, and the ServerApp, which must be trusted, adds the noise.",
-    "metric": "Privacy is metric: clients sanitise what they send, and the server need not be trusted with it.",
+    "metric": "Privacy is metric with a public radius: clients sanitise what they send, and the server need not be "
+    "trusted: it tells models within that radius of each other apart by no more than the policy's leakage. Models "
+    "further apart are protected less, in proportion.",
+    "heuristic": "Privacy is metric with the paper's HEURISTIC radius: the noise follows the length of the secret "
+    "update, so nothing is proven, and the server must be trusted. Use --radius public:R for a guarantee.",
     "local": "Privacy is local: clients clip and noise what they send, and the server need not be trusted with it.",
     "record": "Privacy is per record: clients noise what they send, and the server need not be trusted with it.",
     "none": "There is no privacy: the server sees every update.",
@@ -131,16 +166,32 @@ def write(folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0
         package = f"{package}_app"
     values: dict[str, Any] = {
         "name": name, "package": package, "config": _config(recipe, clients, deadline),
-        "trust": _TRUST[recipe.placed],
+        "trust": _TRUST["heuristic" if recipe.placed == "metric" and recipe.radius == "update" else recipe.placed],
+        "install": _install(),
     }  # fmt: skip
     texts = {
         "pyproject.toml": _PROJECT, "README.md": _README, f"{package}/__init__.py": '"""A federation."""\n',
         f"{package}/server_app.py": _SERVER, f"{package}/client_app.py": _CLIENT, f"{package}/task.py": _TASK,
     }  # fmt: skip
+    written = {path: text if path.endswith("task.py") else text.format(**values) for path, text in texts.items()}
+    written["client-policy.json"] = json.dumps(policy_for(recipe), indent=1) + "\n"
     (folder / package).mkdir(parents=True)
-    for path, text in texts.items():
-        (folder / path).write_text(text.format(**values), encoding="utf-8")
-    return sorted(texts)
+    for path, text in written.items():
+        (folder / path).write_text(text, encoding="utf-8")
+    return sorted(written)
+
+
+def _install() -> str:
+    """How this very Sordina gets onto another machine: as a wheel of its sources, or from where it came from."""
+    try:
+        told = json.loads(importlib.metadata.distribution("sordina").read_text("direct_url.json") or "{}")
+        where = str(told.get("url", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        where = ""
+    if where.startswith("file:") or not where:
+        wheel = f"sordina-{__version__}-py3-none-any.whl[federated]"
+        return f"`pip wheel --no-deps -w . SOURCES` once in Sordina's sources, then `pip install './{wheel}'`"
+    return f"`pip install 'sordina[federated] @ {where}'`"
 
 
 def _config(recipe: Recipe, clients: int, deadline: float) -> str:

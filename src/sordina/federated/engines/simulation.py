@@ -1,7 +1,8 @@
 """Flower's simulation: every client a virtual node, run by Ray in processes of their own.
 
-The clients' rows and the client half of the run wait in a temporary folder, from which Ray's processes read them once;
-each client's account and memory live there too, so the simulated path is the deployed one.
+The clients' rows pass through Ray's shared memory and never touch a disk: spilling is turned off, and a killed run
+leaves no row behind. The client half of the run, each client's account and memory live in a temporary folder for the
+owner only, so the simulated path is the deployed one; what a killed run left of it goes when the next one starts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import importlib.util
 import logging
 import os
 import pickle
+import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from sordina import private_files
 from sordina.errors import Unsupported
 from sordina.federated.engines.engine import ClientSide
 from sordina.federated.engines.home import Home
@@ -28,6 +33,7 @@ from sordina.federated.population import Population
 from sordina.federated.privacy.account import ClientAccount
 
 T = TypeVar("T")
+_PREFIX = "sordina-simulation-"
 _RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Ray tells nobody of its use, and its processes, which do the work here, are not put behind everybody else's."""
 
@@ -54,11 +60,13 @@ def simulated(
     from sordina.federated.engines.flower import Flower
 
     ended: list[T] = []
-    with tempfile.TemporaryDirectory(prefix="sordina-") as folder, _quiet():
+    _sweep()
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as folder, _quiet():
         stage = Stage(Path(folder), limit, seed)
-        _store(stage.root / "people", population)
+        people = SharedRows()
 
         def main(grid: Any, context: Any) -> None:
+            people.share(population)
             engine = Flower(grid, len(population), limit, side_number=stage.publish, look_up=stage.account)
             engine.gather()
             ended.append(body(engine))
@@ -67,13 +75,14 @@ def simulated(
         server.main()(main)
         run_simulation(
             server,
-            client_app(partial(_desk, stage.root, limit, seed)),
+            client_app(partial(_desk, stage.root, people, limit, seed)),
             num_supernodes=len(population),
             backend_config={
                 "init_args": {
                     "num_cpus": processes or min(os.cpu_count() or 1, len(population)),
                     "log_to_driver": False,
                     "logging_level": "error",
+                    "_system_config": {"automatic_object_spilling_enabled": False},
                 },
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             },
@@ -111,20 +120,58 @@ def _home(root: Path, side: int, client: int) -> Path:
     return root / f"client-{side}-{client}"
 
 
-def _desk(root: Path, limit: Fraction | None, seed: int | None, instruction: Any, context: Any) -> Any:
+class SharedRows:
+    """All clients' rows in Ray's shared memory; what travels to its processes is a reference."""
+
+    def __init__(self) -> None:
+        self.reference: Any = None
+
+    def share(self, population: Population) -> None:
+        """Put the rows there, once Ray runs."""
+        import ray
+
+        self.reference = ray.put((population.x.numpy(), population.y.numpy(), population.sizes))
+
+    def load(self) -> Population:
+        """The rows, in one of Ray's processes; read from shared memory, not copied."""
+        import ray
+
+        x, y, sizes = ray.get(self.reference)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch does not know arrays that must not be written
+            return Population(torch.from_numpy(x), torch.from_numpy(y), sizes)
+
+
+def _desk(
+    root: Path, people: SharedRows, limit: Fraction | None, seed: int | None, instruction: Any, context: Any
+) -> Any:
     """What a virtual node works with: the rows of the client the server called."""
     from sordina.federated.engines.participation import Desk
 
     number, client = instruction.side, instruction.client
     home = Home(_home(root, number, client))
-    people = _load(root / "people")
-    return Desk(_load(root / f"side-{number}"), lambda: people.cohort(np.array([client])), home, limit, seed=seed)
+    side = _load(root / f"side-{number}")
+    return Desk(side, lambda: people.load().cohort(np.array([client])), home, limit, seed=seed)
+
+
+def _sweep() -> None:
+    """Remove the folders of simulations of this user whose process is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not pid.isdecimal():
+                continue
+            os.kill(int(pid), 0)
+        except (ProcessLookupError, OverflowError):
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _store(path: Path, value: Any) -> None:
     from ray import cloudpickle
 
-    path.write_bytes(cloudpickle.dumps(value))
+    private_files.write(path, cloudpickle.dumps(value))
 
 
 @lru_cache(maxsize=8)
