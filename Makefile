@@ -33,9 +33,10 @@ check: $(DEV)
 bench: $(VENV)/.ready-dev+federated+llm+tables+bench
 	$(BIN)/python -m benchmarks
 
-# Kills, full disks, torn files and races on training: the long form of tests/faults.
+# Kills, full disks, torn files and races on training and federations: the long form of tests/faults.
 storm: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm_of_federations
 
 # 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
 random-models: $(DEV)

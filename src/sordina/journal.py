@@ -37,11 +37,12 @@ class Journal:
         self.unreadable = unreadable
 
     @classmethod
-    def open(cls, path: Path) -> Journal:
+    def open(cls, path: Path, *, block: int = BLOCK) -> Journal:
         """The journal at ``path``, or an empty one if there is no such file.
 
         Args:
             path: The file.
+            block: The most steps that one claim in it went beyond the one before.
         """
         claimed, unreadable = 0, 0
         for line in private_files.read(path).split(b"\n") if path.exists() else []:
@@ -50,7 +51,7 @@ class Journal:
             record = unpack(line)
             if record is None:
                 unreadable += 1
-                claimed += BLOCK * (1 + len(line) // _SHORTEST)
+                claimed += block * (1 + len(line) // _SHORTEST)
             else:
                 claimed = max(claimed, int(record.get("claimed", 0)))
         return cls(path, claimed, unreadable)

@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import nn
 
 from sordina.federated import losses
+from sordina.federated.engines.home import Home
 from sordina.federated.engines.participation import alone
 from sordina.federated.objective import of_module
 from sordina.federated.order import Order
-from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.recipe import Recipe, assemble
 from sordina.federated.scaffold import write
 
@@ -42,6 +42,8 @@ PATIENCE = 600.0
 """Seconds to wait for anything on a busy machine before the test gives up."""
 DEADLINE = 240.0
 """Seconds a round may take. A killed SuperNode is noticed earlier: after two missed heartbeats, a minute or so."""
+POLICY = {"accepts": ["metric", "central"], "leakage": 6.0, "radius": 0.5}
+"""What each client agrees to; the metric run costs 0.6 a round, and may be asked for twice after a kill."""
 BIN = Path(sys.executable).parent
 
 CLIENT_APP = '''
@@ -54,6 +56,7 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from {package} import task
+from sordina.federated.engines.array_format import decode
 from sordina.federated.engines.deployment import client_app
 
 inner = client_app(task)
@@ -63,8 +66,9 @@ app = ClientApp()
 def train(message, context):
     reply = inner(message, context)
     assert set(reply.content) == {{"letter"}} and not reply.has_error()
-    said = {{f"reply|{{name}}": array.numpy() for name, array in reply.content["letter"].items()}}
-    heard = {{f"sent|{{name}}": array.numpy() for name, array in message.content["sent"].items()}}
+    plain = lambda one: decode(one.dtype, one.shape, one.stype, one.data)
+    said = {{f"reply|{{name}}": plain(array) for name, array in reply.content["letter"].items()}}
+    heard = {{f"sent|{{name}}": plain(array) for name, array in message.content["sent"].items()}}
     order = {{f"order|{{name}}": np.asarray(value) for name, value in message.content["order"].items()}}
     folder = Path(str(context.node_config["record"])) / "{package}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +142,8 @@ class Fleet:
             x = rng.standard_normal((size, 2)).astype(np.float32)
             y = x @ np.array([[5.0], [6.0 - 10 * (number == 0)]], np.float32)
             np.savez(folder / f"rows-{number}.npz", x=x, y=y)
+            (folder / f"home-{number}").mkdir(mode=0o700)
+            (folder / f"home-{number}" / "policy.json").write_text(json.dumps(POLICY))
 
     def start(self, name, *command):
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115
@@ -212,9 +218,9 @@ class Fleet:
             for path in sorted((self.folder / f"record-{number}" / name).glob("*.npz"))
         ]
 
-    def account(self, number, unit):
-        path = self.folder / f"home-{number}" / f"account-{unit}.json"
-        return ClientAccount.load(path) if path.exists() else ClientAccount()
+    def account(self, number):
+        home = Home(self.folder / f"home-{number}")
+        return home.total()
 
 
 def _groups(leader):
@@ -267,10 +273,10 @@ def clear(recipe, one, rows):
     """The vector a client would have sent without privacy, from the instruction it got."""
     method, _ = assemble(recipe, recipe.settled(3), of_module(nn.Linear(2, 1), losses.mse))
     client = int(one["order|client"])
-    people = alone(torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"]), client)
+    cohort = alone(torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"]), client)
     sent = {key[5:]: torch.from_numpy(value) for key, value in one.items() if key.startswith("sent|")}
     order = Order(int(one["order|seed"]), int(one["order|round"]))
-    outcome, _ = method.work.run(sent, people.cohort(np.array([client])), {}, order)
+    outcome, _ = method.work.run(sent, cohort, {}, order)
     return outcome.vectors[0].numpy()
 
 
@@ -299,16 +305,18 @@ def rounds_of(found, number):
 
 
 def metric_pfl_with_a_supernode_killed_on_the_way(fleet):
-    unit, cost = "metric-public-0.5", Fraction(PARAMETERS, 5)
+    cost = Fraction(PARAMETERS, 5)
+    spent = lambda total: total.leakage.per_distance * Fraction(1, 2)  # noqa: E731
     fleet.app("metricapp", METRIC, deadline=DEADLINE)
     fleet.submit("metricapp")
-    fleet.until(lambda: fleet.account(0, unit).participations, "charge of client 0")
+    fleet.until(lambda: fleet.account(0).participations, "charge of client 0")
     fleet.kill("supernode-0")
-    before = fleet.account(0, unit)
-    assert before.spent == cost * before.participations > 0
+    before = fleet.account(0)
+    assert spent(before) == cost * before.participations > 0
     fleet.supernode(0)
     told = fleet.result("metricapp")
     assert told["rounds"] == 3
+    assert told["recipe"]["engine"] == "flower"
     assert told["sound"] is True
     assert told["releasable"] is True, "secure noise at every client"
     found = replies(fleet, "metricapp", METRIC, {"vectors"})
@@ -316,25 +324,29 @@ def metric_pfl_with_a_supernode_killed_on_the_way(fleet):
         assert noised.shape == raw.shape
         assert np.linalg.norm(noised - raw) > 1e-6, "sanitised before it left"
     for number in range(3):
-        account = fleet.account(number, unit)
-        assert account.spent == cost * account.participations
+        account = fleet.account(number)
+        assert spent(account) == cost * account.participations
         assert account.participations >= rounds_of(found, number), "everything that left was paid for before"
-    after = fleet.account(0, unit)
-    assert after.spent >= before.spent, "the restarted client remembers"
+    after = fleet.account(0)
+    assert spent(after) >= spent(before), "the restarted client remembers"
     assert after.participations > before.participations, "and takes part again"
-    assert max(told["leakage_at_most"]) >= float(max(fleet.account(k, unit).spent for k in range(3)))
+    assert max(told["leakage_at_most"]) >= float(max(spent(fleet.account(k)) for k in range(3)))
     assert len(found) >= 5
     assert all(np.isfinite(np.load(fleet.folder / "metricapp-out" / "models.npz")["last"]).ravel())
-    _measured(fleet, "metricapp", told)
+    assert len(told["traffic"]) == told["rounds"]
+    assert all(one["sent"] > 0 and one["received"] > 0 and one["seconds"] > 0 for one in told["traffic"])
+    return {number: fleet.account(number).participations for number in range(3)}
 
 
-def central_privacy(fleet):
+def central_privacy(fleet, before):
     fleet.app("centralapp", CENTRAL, deadline=DEADLINE)
     fleet.submit("centralapp")
     told = fleet.result("centralapp")
     assert told["rounds"] == 2
     assert told["epsilon"] <= 8.0
     assert told["releasable"] is True
+    assert "traffic" not in told, "it would tell how many took part in a round"
+    assert len({json.dumps(one) for one in told["bytes_each"]}) == 1
     found = replies(fleet, "centralapp", CENTRAL, {"sum-0"})
     assert len(found) >= 3
     for _, _, clipped, raw in found:
@@ -343,17 +355,10 @@ def central_privacy(fleet):
         assert np.linalg.norm(clipped) <= 0.25 * (1 + 1e-6)
         assert np.allclose(clipped, raw * (0.25 / length), atol=1e-6), "clipped in the client's process"
     for number in range(3):
-        assert fleet.account(number, "central").participations >= rounds_of(found, number)
-    _measured(fleet, "centralapp", told)
-
-
-def _measured(fleet, name, told):
-    """Bytes and seconds of every round were taken."""
-    assert len(told["traffic"]) == told["rounds"]
-    assert all(one["sent"] > 0 and one["received"] > 0 and one["seconds"] > 0 for one in told["traffic"])
+        assert fleet.account(number).participations >= before[number] + rounds_of(found, number)
 
 
 def test_metric_and_central_runs_to_the_end(fleet):
     """One test for both runs, so that there is one fleet, however the tests are spread over workers."""
-    metric_pfl_with_a_supernode_killed_on_the_way(fleet)
-    central_privacy(fleet)
+    before = metric_pfl_with_a_supernode_killed_on_the_way(fleet)
+    central_privacy(fleet, before)

@@ -46,7 +46,7 @@ _STATE, _PRIVACY, _BEST, _COUNTS = "state", "privacy", "best", "participations"
 
 
 class FederationKeeper:
-    """Keeps one federation in ``folder``.
+    """Keeps one federation in ``folder``; every round is claimed by itself, so that a torn claim costs one round.
 
     Args:
         folder: The run's folder, held.
@@ -59,6 +59,7 @@ class FederationKeeper:
         self, folder: RunFolder, trace: record.Trace, ledger: Ledger | None = None, dataset: str | None = None
     ) -> None:
         self.folder, self.trace = folder, trace
+        folder.journal = journals.Journal.open(folder.journal.path, block=1)
         self.ledger, self.dataset = ledger, dataset
         self.reservation: Reservation | None = None
         self._rng: np.random.Generator | None = None
