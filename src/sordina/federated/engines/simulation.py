@@ -34,12 +34,8 @@ from sordina.federated.privacy.account import ClientAccount
 
 T = TypeVar("T")
 _PREFIX = "sordina-simulation-"
-_RAY = {
-    "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_raylet_start_wait_time_s": "180",
-}  # fmt: skip
-"""Ray tells nobody of its use; its processes, which do the work here, are not put behind everybody else's, and may take
-their time to start on a busy machine."""
+_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Ray tells nobody of its use, and its processes, which do the work here, are not put behind everybody else's."""
 
 
 def simulated(
