@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from sordina.federated.privacy.account import ClientAccount
 
 T = TypeVar("T")
 _PREFIX = "sordina-simulation-"
+_START = 300.0
+"""Seconds that Ray may take to start."""
 _RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Ray tells nobody of its use, and its processes, which do the work here, are not put behind everybody else's."""
 
@@ -127,9 +130,14 @@ class SharedRows:
         self.reference: Any = None
 
     def share(self, population: Population) -> None:
-        """Put the rows there, once Ray runs."""
+        """Put the rows there, once Flower has started Ray; before, a put would start another one."""
         import ray
 
+        end = time.monotonic() + _START
+        while not ray.is_initialized():
+            if time.monotonic() > end:
+                raise Unsupported(f"Ray did not start within {_START:g} seconds: is the machine too busy?")
+            time.sleep(0.05)
         self.reference = ray.put((population.x.numpy(), population.y.numpy(), population.sizes))
 
     def load(self) -> Population:
