@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn import functional as F
 
+import sordina as sd
 from sordina.clipping import Online
 from sordina.sampling import Poisson
 from sordina.training.plan import Plan
@@ -39,6 +41,54 @@ def worker(rank: int, folder: str) -> None:
     weights, steps = train()
     torch.save((weights, steps), f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
+
+
+class StopAfter:
+    """A watcher that ends a run by an error, on every rank alike."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def report(self, entry):
+        if entry["step"] >= 6:
+            raise KeyboardInterrupt
+
+
+def fit(folder: str, *, resume: bool) -> tuple[torch.Tensor, int]:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(5, 2)
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
+    trainer = sd.Trainer(
+        model, F.cross_entropy, Budget(8, 1e-5), batch_size=20, steps=10, noise_multiplier=3.0, lr=0.1,
+        folder=f"{folder}/run", tensorboard=False, callbacks=[] if resume else [StopAfter()], checkpoint_every=2,
+    )  # fmt: skip
+    run = trainer.fit((x, (x[:, 0] > 0).long()), resume=resume)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), run.steps
+
+
+def kept_worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    with contextlib.suppress(KeyboardInterrupt):
+        fit(folder, resume=False)
+    dist.barrier()
+    torch.save(fit(folder, resume=True), f"{folder}/kept{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_rank_0_keeps_the_run_and_tells_the_others_where_it_stands(tmp_path):
+    """A trainer in two processes, interrupted and resumed: one folder, one set of weights."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    mp.spawn(kept_worker, args=(str(tmp_path),), nprocs=2)
+    (first, steps), (second, others) = (torch.load(tmp_path / f"kept{rank}.pt") for rank in range(2))
+    assert steps == others == 10
+    assert torch.equal(first, second)
+    weights = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert torch.equal(torch.cat([part.flatten() for part in weights.values()]), first)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import shutil
 import tempfile
+import warnings
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -162,8 +163,8 @@ class World:
             assert one.spends()[2].status is Status.OPEN, "a stranger's reservation was settled"
 
 
-FOLDERS, LEDGERS = st.integers(0, 1), st.sampled_from([None, 0, 1])
-NOISES, KILLS = st.sampled_from([QUIET, LOUD]), st.one_of(st.just(0), st.integers(1, 90))
+FOLDERS, KILLS = st.integers(0, 1), st.one_of(st.just(0), st.integers(1, 90))
+CHANGES = st.sampled_from([None, None, None, None, "noise", "ledger", "no ledger", "not resumed"])
 
 
 class LifeOfARun(RuleBasedStateMachine):
@@ -172,19 +173,33 @@ class LifeOfARun(RuleBasedStateMachine):
         self.world = World()
 
     def _try(self, action, *args) -> None:
-        with contextlib.suppress(SordinaError, Killed):
+        with contextlib.suppress(SordinaError, Killed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             action(*args)
 
-    @rule(number=FOLDERS, noise=NOISES, ledger=LEDGERS, resume=st.booleans(), kill=KILLS, twice=st.booleans())
-    def train(self, number, noise, ledger, resume, kill, twice):
-        self._try(self.world.train, number, noise, ledger, resume, kill, twice)
+    def _how(self, number, change) -> tuple:
+        """Noise, ledger and resume for a folder: mostly as it was begun."""
+        folder = self.world.folder(number)
+        noise, ledger = (QUIET, 0) if number else (QUIET, None)
+        resume = (folder / RUN).exists() and change != "not resumed"
+        if change == "noise":
+            noise = LOUD
+        if change == "ledger":
+            ledger = 1
+        if change == "no ledger":
+            ledger = None
+        return number, noise, ledger, resume
+
+    @rule(number=FOLDERS, change=CHANGES, kill=KILLS, twice=st.booleans())
+    def train(self, number, change, kill, twice):
+        self._try(self.world.train, *self._how(number, change), kill, twice)
 
     @rule(
-        number=FOLDERS, noise=NOISES, ledger=LEDGERS, resume=st.booleans(), kill=KILLS, steps=st.integers(0, STEPS),
-        end=st.sampled_from(["finish", "leave", "hold"]),
+        number=FOLDERS, change=CHANGES, kill=KILLS, steps=st.integers(0, STEPS),
+        end=st.sampled_from(["finish", "leave", "leave", "hold"]),
     )  # fmt: skip
-    def loop(self, number, noise, ledger, resume, kill, steps, end):
-        self._try(self.world.loop, number, noise, ledger, resume, kill, steps, end)
+    def loop(self, number, change, kill, steps, end):
+        self._try(self.world.loop, *self._how(number, change), kill, steps, end)
 
     @rule(kill=KILLS, steps=st.integers(0, STEPS), finish=st.booleans())
     def go_on_with_what_is_held(self, kill, steps, finish):
@@ -288,7 +303,7 @@ FAULTS = [
     no_lock, no_settings, any_ledger, torn_lines_are_skipped, claimed_after_drawing, refunds_what_was_left_out,
     model_without_its_hash,
 ]  # fmt: skip
-HUNT = settings(QUICK, max_examples=150, phases=[Phase.generate], print_blob=False)
+HUNT = settings(QUICK, max_examples=100, stateful_step_count=8, phases=[Phase.generate], print_blob=False)
 
 
 @pytest.mark.slow

@@ -211,6 +211,8 @@ class Trainer:
 
     def _watchers(self, private: Private) -> list[Callback]:
         watchers = list(self.callbacks)
+        if not private.team.leads:
+            return watchers
         if self.folder is not None:
             watchers.append(MetricsFile(Path(self.folder) / METRICS))
             if self.tensorboard:
