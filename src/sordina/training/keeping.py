@@ -100,7 +100,9 @@ class RunKeeper:
             ledger.check(dataset, plan.event(), adjacency=plan.adjacency, unit=plan.unit)
         held, reservation = None, None
         if folder is not None:
-            held = RunFolder.begin(folder, "train", settings_of(private) | (settings or {}), resume=resume)
+            booked = None if ledger is None or dataset is None else [ledger.id, ledger.dataset(dataset).name]
+            chosen = settings_of(private) | {"ledger": booked} | (settings or {})
+            held = RunFolder.begin(folder, "train", chosen, resume=resume)
             what += f" in {name}" if (name := held.path.resolve().name[:80]).isprintable() else ""
         try:
             if held is None or not held.finished:
