@@ -90,6 +90,7 @@ __all__ = [
     "make_private",
     "mechanisms",
     "models",
+    "random",
     "reports",
     "sampling",
     "tables",
