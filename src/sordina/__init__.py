@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         auditing,
         clipping,
         datasets,
+        estimators,
         fairness,
         federated,
         gradients,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from sordina.accounting.ledger import Ledger
     from sordina.auditing.audit import audit
+    from sordina.estimators.table_model import load
     from sordina.gradients import check, fix
     from sordina.training import Run, Trainer, make_private
     from sordina.tuning import Search
@@ -43,6 +45,7 @@ _ROOMS = (
     "auditing",
     "clipping",
     "datasets",
+    "estimators",
     "fairness",
     "federated",
     "gradients",
@@ -63,6 +66,7 @@ _NAMES: dict[str, str] = {
     "check": "sordina.gradients",
     "Ledger": "sordina.accounting.ledger",
     "audit": "sordina.auditing.audit",
+    "load": "sordina.estimators.table_model",
     "Search": "sordina.tuning",
 }
 
@@ -83,10 +87,12 @@ __all__ = [
     "check",
     "clipping",
     "datasets",
+    "estimators",
     "fairness",
     "federated",
     "fix",
     "gradients",
+    "load",
     "make_private",
     "mechanisms",
     "models",

@@ -44,7 +44,7 @@ from sordina.private_files import Content, FolderInUse
 RUN, LOCK, JOURNAL, RESERVATION = "run.json", "run.lock", "journal.jsonl", "reservation.json"
 CHECKPOINT, MODEL, PRIVACY, METRICS = "checkpoint.pt", "model.pt", "privacy.json", "metrics.jsonl"
 RECIPE, RESULT, RESULTS = "recipe.json", "result.json", "results.json"
-MODELS = "models.npz"
+MODELS, TABLE_MODEL = "models.npz", "model.safetensors"
 """The models of a federation, which may be several."""
 MODEL_HASH = "model_sha256"
 """The key of ``privacy.json`` that names the model it speaks of."""
@@ -52,15 +52,15 @@ MODEL_FILE = "model_file"
 """The key that names its file, where that is not `MODEL`."""
 SCHEMA = 2
 """Of ``run.json``; version 0.1 had none."""
-_MARKS = (JOURNAL, PRIVACY, MODEL, MODELS, CHECKPOINT, RESERVATION, "reservation", RESULT, RESULTS)
+_MARKS = (JOURNAL, PRIVACY, MODEL, MODELS, TABLE_MODEL, CHECKPOINT, RESERVATION, "reservation", RESULT, RESULTS)
 _LARGEST = 1 << 26
 """No JSON file of ours is larger."""
 _STARTING, _OPEN, _FINISHED, _FAILED = "starting", "open", "finished", "failed"
 
 __all__ = [
     "CHECKPOINT", "JOURNAL", "LOCK", "METRICS", "MODEL", "MODELS", "MODEL_FILE", "MODEL_HASH", "PRIVACY", "RECIPE",
-    "RESERVATION", "RESULT", "RESULTS", "RUN", "FolderCondition", "FolderInUse", "FolderState", "HeldReservation",
-    "RunFolder", "fingerprint", "read_claim", "read_json", "state_of",
+    "RESERVATION", "RESULT", "RESULTS", "RUN", "TABLE_MODEL", "FolderCondition", "FolderInUse", "FolderState",
+    "HeldReservation", "RunFolder", "fingerprint", "read_claim", "read_json", "state_of",
 ]  # fmt: skip
 
 
@@ -249,7 +249,7 @@ class RunFolder:
             model: The bytes of the model, or what writes them.
             facts: What `PRIVACY` says; `MODEL_HASH` is added.
             settle: Settles the reservation, if there is one.
-            name: The model's file, `MODEL` or `MODELS`.
+            name: The model's file, `MODEL`, `MODELS` or `TABLE_MODEL`.
         """
         if self.finished:
             return
@@ -373,7 +373,8 @@ def read_claim(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     facts = read_json(path / PRIVACY)
-    told, name = facts.get(MODEL_HASH), MODELS if facts.get(MODEL_FILE) == MODELS else MODEL
+    told, named = facts.get(MODEL_HASH), facts.get(MODEL_FILE)
+    name = named if named in (MODELS, TABLE_MODEL) else MODEL
     if told is not None and told != private_files.sha256(path / name):
         raise InvalidInput(
             f"{path / PRIVACY} speaks of another model than {path / name}: its claim does not hold for this one. "

@@ -16,7 +16,7 @@ FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},
     {"training"},
-    {"tables", "tuning", "federated", "auditing", "fairness"},
+    {"tables", "estimators", "tuning", "federated", "auditing", "fairness"},
     {"reproduction"},
     {"reports"},
     {"cli"},
@@ -26,6 +26,7 @@ SAME_FLOOR_ALLOWED = {
     ("mechanisms", "accounting"),
     ("federated", "fairness"),
     ("auditing", "federated"),
+    ("estimators", "tables"),
 }
 
 

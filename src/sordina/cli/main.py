@@ -10,7 +10,22 @@ import click
 import typer
 
 from sordina import __version__
-from sordina.cli import account, audit, compare, demo, federate, flower, ledger, report, reproduce, schema, train, tune
+from sordina.cli import (
+    account,
+    audit,
+    card,
+    compare,
+    demo,
+    federate,
+    flower,
+    ledger,
+    predict,
+    report,
+    reproduce,
+    schema,
+    train,
+    tune,
+)
 from sordina.cli.output import plain, say
 from sordina.errors import SordinaError
 from sordina.memory import bound_cache, keep_freed
@@ -29,6 +44,8 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(flower.app, name="flower")
 app.command()(schema.schema)
 app.command()(train.train)
+app.command()(predict.predict)
+app.command()(card.card)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(demo.demo)

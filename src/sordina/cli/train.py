@@ -1,4 +1,4 @@
-"""`sordina train`: a model on a named data set, under a budget."""
+"""`sordina train`: a model on a table of your own or a named data set, under a budget."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ import typer
 
 from sordina.cli.booking import booked_on
 from sordina.cli.output import number, say, say_json
+from sordina.cli.train_table import is_table, train_file
+from sordina.errors import InvalidInput
 
 
 def train(
-    dataset: Annotated[str, typer.Argument(help="digits, adult, mnist, fashion-mnist or ag-news.")],
-    model: Annotated[str | None, typer.Option(help="Model by name; the data set's own if left out.")] = None,
+    dataset: Annotated[
+        str, typer.Argument(help="A CSV or Parquet file, or digits, adult, mnist, fashion-mnist, ag-news.")
+    ],
+    schema: Annotated[Path | None, typer.Option(help="For a file: what is public about it (sordina schema).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="For a file: auto, logistic, network, linear, svm, forest or boosted. For a data set: a model by name."
+        ),
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="For a file: another one to score the model on.")] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="For a file: part of the rows (persons) kept for scoring.")
+    ] = None,
     activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that have the choice.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0,
     delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
@@ -41,6 +55,20 @@ def train(
 
     Example: `sordina train digits --epsilon 3 --delta 1e-5 --epochs 20 --batch-size 128 --out runs/digits`
     """
+    if is_table(dataset):
+        train_file(
+            dataset, schema, epsilon=epsilon, delta=delta, model=model, test=test, test_share=test_share, out=out,
+            ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, seed=seed, as_json=as_json,
+            refused={
+                "--activation": activation is not None, "--threshold": threshold is not None, "--lr": lr is not None,
+                "--clipping": clipping != "online", "--sampling": sampling is not None, "--rows": rows is not None,
+                "--microbatch": microbatch is not None, "--random-labels": random_labels != 0, "--resume": resume,
+                "--batch-size": batch_size != 512, "--epochs": epochs != 10,
+            },
+        )  # fmt: skip
+        return
+    if schema is not None or test is not None or test_share is not None:
+        raise InvalidInput("--schema, --test and --test-share go with a file of your own, not with a named data set.")
     from sordina.training import recipe as recipes
 
     recipe = recipes.Recipe(

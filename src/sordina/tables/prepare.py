@@ -30,7 +30,7 @@ Matrix = NDArray[np.float32]
 _DAY = np.timedelta64(1, "D")
 
 
-class Prepare(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class Prepare(TransformerMixin, BaseEstimator):
     """A schema's preparation as a transformer of scikit-learn; fitting learns nothing.
 
     Args:

@@ -1,0 +1,338 @@
+"""Cyclic boosting with noisy histograms: one additive model, one curve per feature (DP-EBM, Nori et al. 2021).
+
+Epoch by epoch, feature by feature: the cells of the feature are grouped into a few leaves by a cut that does not look
+at the data; the residuals ``y - p`` of each leaf are added up and noised; the leaf's score takes a step
+
+    score += rate * R / (h N + ridge)
+
+with N the leaf's noisy count, h the public curvature ``p (1 - p)`` at the noisy base rate (1 for regression) and a
+ridge in units of the noise, so that leaves with few rows hardly move.
+
+**Sensitivity** (add/remove). A row is in one leaf, and its residual has norm at most r: 1 for two classes (the second
+score is fixed), sqrt 2 for more, 1 for targets in [-1/2, 1/2] and scores clipped to the same range. The counts of all F
+features together change by ``sqrt(F)``. All releases are Gaussian, so that the whole fit is one Gaussian event. Scores,
+averages over epochs and predictions are post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
+
+from sordina.accounting import Composed, Gaussian, Repeated
+from sordina.accounting.ledger import Ledger
+from sordina.errors import InvalidInput
+from sordina.estimators._base import (
+    Floats,
+    PrivateEstimator,
+    add_noise,
+    checked_classes,
+    checked_rows,
+    fitted_rows,
+    limited,
+    noise_for,
+    scaled,
+    scaled_targets,
+)
+from sordina.estimators._bins import BinnedFeature, Codes, all_codes, binned_features
+from sordina.types import Budget
+
+_COUNT_SHARE = 0.1
+"""Part of the budget (of mu squared) that goes to counting the cells."""
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """How much noise the parts of a fit get, so that all of it is one Gaussian of ``multiplier``."""
+
+    multiplier: float
+    queries: int
+
+    @property
+    def counts(self) -> float:
+        return self.multiplier / math.sqrt(_COUNT_SHARE)
+
+    @property
+    def residuals(self) -> float:
+        return self.multiplier * math.sqrt(self.queries / (1 - _COUNT_SHARE))
+
+    def event(self) -> Composed:
+        return Composed((Gaussian(self.counts), Repeated(Gaussian(self.residuals), self.queries)))
+
+
+class _Boosted(PrivateEstimator):
+    def __init__(
+        self,
+        budget: Budget | tuple[float, float] | None = None,
+        *,
+        bounds: Any = None,
+        epochs: int = 20,
+        learning_rate: float = 0.4,
+        bins: int = 64,
+        leaves: int = 8,
+        rows_per_person: int | None = None,
+        ledger: Ledger | str | None = None,
+        dataset_budget: str | None = None,
+        random_state: int | np.random.Generator | None = None,
+    ) -> None:
+        self.budget, self.bounds, self.epochs, self.learning_rate = budget, bounds, epochs, learning_rate
+        self.bins, self.leaves, self.rows_per_person = bins, leaves, rows_per_person
+        self.ledger, self.dataset_budget, self.random_state = ledger, dataset_budget, random_state
+
+    def _check(self) -> None:
+        for name, least in [("epochs", 1), ("bins", 2), ("leaves", 2)]:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise InvalidInput(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        if not (0 < self.learning_rate < math.inf):
+            raise InvalidInput(f"learning_rate must be positive, got {self.learning_rate}.")
+
+    def _boost(self, rows: Floats, targets: Floats, loss: _Loss, persons: Any) -> None:
+        """Learn ``intercept_`` and one table of scores per feature; ``targets`` has one column per score."""
+        rng = self._rng()
+        kept, most, unit = limited(persons, self.rows_per_person, len(rows), rng)
+        names = getattr(self, "feature_names_in_", None)
+        features = binned_features(names, rows.shape[1], int(self.bins))
+        codes, targets = all_codes(features, rows[kept]), targets[kept]
+        queries = int(self.epochs) * (len(features) + 1)
+        noise = _Noise(noise_for(self._budget(), lambda nu: _Noise(nu, queries).event()), queries)
+        with self._spending(noise.event(), unit):
+            counts = _noisy_counts(codes, features, most, noise.counts, rng)
+            self._cycle(codes, targets, features, counts, loss, most, noise, rng)
+        self.features_ = features
+
+    def _cycle(
+        self,
+        codes: Codes,
+        targets: Floats,
+        features: tuple[BinnedFeature, ...],
+        counts: list[Floats],
+        loss: _Loss,
+        most: int,
+        noise: _Noise,
+        rng: np.random.Generator,
+    ) -> None:
+        width = targets.shape[1]
+        sensitivity = loss.residual * most
+        deviation = sensitivity * noise.residuals
+        population = max(float(np.mean([one.sum() for one in counts])), 1.0)
+        intercept = np.zeros(width)
+        tables = [np.zeros((feature.cells, width)) for feature in features]
+        averages, average_intercept, averaged = [table.copy() for table in tables], intercept.copy(), 0
+        scores = np.tile(intercept, (len(codes), 1))
+        for epoch in range(int(self.epochs)):
+            rate = self.learning_rate
+            total = add_noise(loss.residuals(targets, scores).sum(axis=0), sensitivity, noise.residuals, rng)
+            step = rate * total / (loss.curvature(intercept) * population + deviation)
+            intercept, scores = intercept + step, scores + step
+            for place, feature in enumerate(features):
+                leaf_of = _leaves(feature, int(self.leaves), rng)
+                size = int(leaf_of.max()) + 1
+                own = leaf_of[codes[:, place]]
+                residuals = loss.residuals(targets, scores)
+                raw = np.stack([np.bincount(own, residuals[:, k], size) for k in range(width)], axis=1)
+                sums = add_noise(raw.astype(np.float64), sensitivity, noise.residuals, rng)
+                inside = np.maximum(np.bincount(leaf_of, counts[place], size), 0.0)
+                steps = rate * sums / (loss.curvature(intercept) * inside[:, None] + deviation)
+                tables[place] += steps[leaf_of]
+                scores += steps[own]
+            if 2 * (epoch + 1) > int(self.epochs):
+                averaged += 1
+                average_intercept = average_intercept + (intercept - average_intercept) / averaged
+                averages = [mean + (table - mean) / averaged for mean, table in zip(averages, tables, strict=True)]
+        self.intercept_, self.tables_ = average_intercept, averages
+
+    def _scores(self, X: Any) -> Floats:
+        rows = fitted_rows(self, X)
+        codes = all_codes(self.features_, scaled(rows, self.bounds))
+        scores = np.tile(self.intercept_, (len(rows), 1))
+        for place, table in enumerate(self.tables_):
+            scores += table[codes[:, place]]
+        return scores
+
+
+class _Loss:
+    """Residuals and curvature; ``residual`` bounds the norm of one row's residuals."""
+
+    residual = 1.0
+
+    def residuals(self, targets: Floats, scores: Floats) -> Floats:
+        raise NotImplementedError
+
+    def curvature(self, intercept: Floats) -> Any:
+        return 1.0
+
+
+class _Squared(_Loss):
+    def residuals(self, targets: Floats, scores: Floats) -> Floats:
+        return targets - np.clip(scores, -0.5, 0.5)
+
+
+class _Logistic(_Loss):
+    def residuals(self, targets: Floats, scores: Floats) -> Floats:
+        return targets - _sigmoid(scores)
+
+    def curvature(self, intercept: Floats) -> Any:
+        chance = _sigmoid(intercept)
+        return np.maximum(chance * (1 - chance), 0.02)
+
+
+class _Softmax(_Loss):
+    residual = math.sqrt(2)
+
+    def residuals(self, targets: Floats, scores: Floats) -> Floats:
+        return targets - _softmax(scores)
+
+    def curvature(self, intercept: Floats) -> Any:
+        chance = _softmax(intercept[None])[0]
+        return np.maximum(chance * (1 - chance), 0.02)
+
+
+class BoostedClassifier(ClassifierMixin, _Boosted):
+    """Classification by cyclic boosting under a budget; see the module for method and proof.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        epochs: Passes over the features.
+        learning_rate: Part of a full step that is taken.
+        bins: Cells of a number.
+        leaves: Leaves a number's cells are grouped into, anew in every step.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def fit(self, X: Any, y: Any, persons: Any = None, classes: Any = None) -> BoostedClassifier:
+        """Fit within the budget.
+
+        Args:
+            X: Rows.
+            y: Classes.
+            persons: Whose row it is; the unit of privacy is then a person.
+            classes: The public list of classes; None takes those of ``y``, which then count as public.
+        """
+        self._check()
+        rows, y = checked_rows(self, X, y, with_target=True)
+        self.classes_, codes = checked_classes(y, classes)
+        unit_rows = scaled(rows, self.bounds)
+        if len(self.classes_) == 2:
+            self._boost(unit_rows, codes[:, None].astype(np.float64), _Logistic(), persons)
+        else:
+            self._boost(unit_rows, np.eye(len(self.classes_))[codes], _Softmax(), persons)
+        return self
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probabilities of the classes.
+
+        Args:
+            X: Rows.
+        """
+        scores = self._scores(X)
+        if len(self.classes_) == 2:
+            chance = _sigmoid(scores[:, 0])
+            return np.column_stack([1 - chance, chance])
+        return _softmax(scores)
+
+    def predict(self, X: Any) -> Any:
+        """The likeliest class of each row.
+
+        Args:
+            X: Rows.
+        """
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+
+class BoostedRegressor(RegressorMixin, _Boosted):
+    """Regression by cyclic boosting under a budget; see the module for method and proof.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        target_bounds: Public ``(low, high)`` of the target.
+        epochs: Passes over the features.
+        learning_rate: Part of a full step that is taken.
+        bins: Cells of a number.
+        leaves: Leaves a number's cells are grouped into, anew in every step.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | tuple[float, float] | None = None,
+        *,
+        bounds: Any = None,
+        target_bounds: Any = None,
+        epochs: int = 20,
+        learning_rate: float = 0.4,
+        bins: int = 64,
+        leaves: int = 8,
+        rows_per_person: int | None = None,
+        ledger: Ledger | str | None = None,
+        dataset_budget: str | None = None,
+        random_state: int | np.random.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            budget, bounds=bounds, epochs=epochs, learning_rate=learning_rate, bins=bins, leaves=leaves,
+            rows_per_person=rows_per_person, ledger=ledger, dataset_budget=dataset_budget, random_state=random_state,
+        )  # fmt: skip
+        self.target_bounds = target_bounds
+
+    def fit(self, X: Any, y: Any, persons: Any = None) -> BoostedRegressor:
+        """Fit within the budget.
+
+        Args:
+            X: Rows.
+            y: Targets.
+            persons: Whose row it is; the unit of privacy is then a person.
+        """
+        self._check()
+        rows, y = checked_rows(self, X, y, with_target=True)
+        unit_rows = scaled(rows, self.bounds)
+        answers, self.middle_, self.width_ = scaled_targets(np.asarray(y, np.float64), self.target_bounds)
+        self._boost(unit_rows, answers[:, None], _Squared(), persons)
+        return self
+
+    def predict(self, X: Any) -> Floats:
+        """Predicted targets.
+
+        Args:
+            X: Rows.
+        """
+        answers: Floats = self.middle_ + self.width_ * np.clip(self._scores(X)[:, 0], -0.5, 0.5)
+        return answers
+
+
+def _noisy_counts(
+    codes: Codes, features: tuple[BinnedFeature, ...], most: int, multiplier: float, rng: np.random.Generator
+) -> list[Floats]:
+    counts = [np.bincount(codes[:, place], minlength=one.cells) for place, one in enumerate(features)]
+    noisy = add_noise(np.concatenate(counts).astype(np.float64), math.sqrt(len(features)) * most, multiplier, rng)
+    return np.split(noisy, np.cumsum([one.cells for one in features])[:-1])
+
+
+def _leaves(feature: BinnedFeature, leaves: int, rng: np.random.Generator) -> Codes:
+    """Which leaf each cell belongs to: random cuts for a number, every value its own leaf for a category."""
+    if not feature.ordered:
+        return np.arange(feature.cells)
+    cuts = np.sort(rng.choice(feature.cells - 1, min(leaves, feature.cells) - 1, replace=False)) + 1
+    return np.searchsorted(cuts, np.arange(feature.cells), side="right")
+
+
+def _sigmoid(scores: Floats) -> Floats:
+    chances: Floats = 0.5 * (1 + np.tanh(0.5 * scores))
+    return chances
+
+
+def _softmax(scores: Floats) -> Floats:
+    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances: Floats = odds / odds.sum(axis=1, keepdims=True)
+    return chances

@@ -1,0 +1,421 @@
+"""Estimators trained by private gradient steps: logistic regression, support vector machines, networks.
+
+All of them are `sordina.Trainer` with a linear model or a network: the proof is the trainer's (per-sample gradients
+clipped to a public threshold, Gaussian noise, Poisson sampling, PLD accounting, add/remove neighbours). Nothing is
+searched: the threshold is fixed, the step length is found from released values, batch size and epochs follow from the
+number of rows, which counts as public.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin, RegressorMixin
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from sordina.accounting.ledger import Ledger
+from sordina.clipping import Fixed
+from sordina.errors import InvalidInput
+from sordina.estimators._base import (
+    Floats,
+    PrivateEstimator,
+    checked_classes,
+    checked_rows,
+    fitted_rows,
+    scaled,
+    scaled_targets,
+    warn_unbooked,
+)
+from sordina.sampling import Users
+from sordina.training import Trainer
+from sordina.types import Budget
+
+
+class _Gradient(PrivateEstimator):
+    """Stores the options, trains ``self._module`` and keeps its weights as arrays."""
+
+    threshold = 0.5
+
+    def __init__(
+        self,
+        budget: Budget | tuple[float, float] | None = None,
+        *,
+        bounds: Any = None,
+        epochs: float = 10.0,
+        batch_size: int | None = None,
+        rows_per_person: int | None = None,
+        ledger: Ledger | str | None = None,
+        dataset_budget: str | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.budget, self.bounds, self.epochs, self.batch_size = budget, bounds, epochs, batch_size
+        self.rows_per_person, self.ledger, self.dataset_budget = rows_per_person, ledger, dataset_budget
+        self.random_state = random_state
+
+    def _train(self, module: nn.Module, loss: Any, rows: Floats, targets: Tensor, persons: Any) -> None:
+        if self.random_state is not None and not isinstance(self.random_state, (int, np.integer)):
+            raise InvalidInput("random_state must be a whole number or None: networks are seeded by a number.")
+        users = _users(persons, self.rows_per_person, len(rows))
+        units = len(rows) if users is None else len(users)
+        ledger = Ledger(self.ledger) if isinstance(self.ledger, str) else self.ledger
+        if (ledger is None) != (self.dataset_budget is None):
+            raise InvalidInput("a ledger and the name of its data set (dataset_budget) go together.")
+        trainer = Trainer(
+            module, loss, self._budget(),
+            clipping=Fixed(self.threshold),
+            batch_size=self.batch_size or batch_size_for(units),
+            epochs=self.epochs,
+            users=users,
+            ledger=ledger,
+            dataset_budget=self.dataset_budget,
+            seed=None if self.random_state is None else int(self.random_state),
+        )  # fmt: skip
+        run = trainer.fit(TensorDataset(torch.from_numpy(rows.astype(np.float32)), targets))
+        self.guarantee_, self.cost_ = run.guarantee, run.guarantee.epsilon
+        self.event_ = run.plan.event(run.steps)
+        if ledger is None:
+            warn_unbooked(self.event_, self._budget().delta)
+        self.weights_ = {name: value.detach().numpy().copy() for name, value in module.state_dict().items()}
+
+    def _outputs(self, X: Any) -> Floats:
+        rows = fitted_rows(self, X)
+        module = self._module(rows.shape[1])
+        module.load_state_dict({name: torch.from_numpy(value) for name, value in self.weights_.items()})
+        with torch.no_grad():
+            outputs = module(torch.from_numpy(scaled(rows, self.bounds).astype(np.float32)))
+        answers: Floats = outputs.numpy().astype(np.float64)
+        return answers
+
+    def _module(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+
+class _GradientClassifier(ClassifierMixin, _Gradient):
+    def fit(self, X: Any, y: Any, persons: Any = None, classes: Any = None) -> Any:
+        """Fit within the budget.
+
+        Args:
+            X: Rows.
+            y: Classes.
+            persons: Whose row it is; the unit of privacy is then a person.
+            classes: The public list of classes; None takes those of ``y``, which then count as public.
+        """
+        rows, y = checked_rows(self, X, y, with_target=True)
+        self.classes_, codes = checked_classes(y, classes)
+        unit_rows = scaled(rows, self.bounds)
+        self._train(self._module(rows.shape[1]), self._loss, unit_rows, torch.from_numpy(codes), persons)
+        return self
+
+    @staticmethod
+    def _loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction=reduction)
+
+    def decision_function(self, X: Any) -> Floats:
+        """Scores of the classes; with two classes, of the second.
+
+        Args:
+            X: Rows.
+        """
+        outputs = self._outputs(X)
+        answers: Floats = outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs
+        return answers
+
+    def predict(self, X: Any) -> Any:
+        """The likeliest class of each row.
+
+        Args:
+            X: Rows.
+        """
+        return self.classes_[self._outputs(X).argmax(axis=1)]
+
+
+class LogisticRegression(_GradientClassifier):
+    """Logistic regression by private gradient steps; several classes by softmax.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        epochs: Passes over the rows, on average.
+        batch_size: Expected size of a batch; from the number of rows if None.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def _module(self, width: int) -> nn.Module:
+        return _flat_start(width, len(self.classes_))
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probabilities of the classes.
+
+        Args:
+            X: Rows.
+        """
+        return _shares(self._outputs(X))
+
+    @property
+    def coef_(self) -> Floats:
+        """Weights on the scaled columns; with two classes, of the second against the first."""
+        weights = self.weights_["weight"].astype(np.float64)
+        answers: Floats = weights[1:] - weights[:1] if len(self.classes_) == 2 else weights
+        return answers
+
+    @property
+    def intercept_(self) -> Floats:
+        """Constants, as `coef_`."""
+        bias = self.weights_["bias"].astype(np.float64)
+        answers: Floats = bias[1:] - bias[:1] if len(self.classes_) == 2 else bias
+        return answers
+
+
+class LinearSVC(_GradientClassifier):
+    """A linear support vector machine by private gradient steps on the smoothed multi-class hinge.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        epochs: Passes over the rows, on average.
+        batch_size: Expected size of a batch; from the number of rows if None.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def _module(self, width: int) -> nn.Module:
+        return _flat_start(width, len(self.classes_))
+
+    @staticmethod
+    def _loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Huber's hinge of the margin to the best other class: 0 from margin 1.5 on, linear below 0.5."""
+        own = outputs.gather(1, targets[:, None])[:, 0]
+        others = outputs.scatter(1, targets[:, None], -math.inf).amax(1)
+        gap = 1.5 - (own - others)
+        losses = torch.where(gap <= 0, torch.zeros_like(gap), torch.where(gap < 1, gap.square() / 2, gap - 0.5))
+        return losses if reduction == "none" else losses.mean()
+
+
+class SVC(LinearSVC):
+    """A support vector machine with an RBF kernel, through random Fourier features drawn without looking.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        gamma: Of the kernel ``exp(-gamma |x - x'|^2)`` on scaled columns; ``1 / columns`` if None.
+        n_components: Number of random features.
+        epochs: Passes over the rows, on average.
+        batch_size: Expected size of a batch; from the number of rows if None.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | tuple[float, float] | None = None,
+        *,
+        bounds: Any = None,
+        gamma: float | None = None,
+        n_components: int = 200,
+        epochs: float = 10.0,
+        batch_size: int | None = None,
+        rows_per_person: int | None = None,
+        ledger: Ledger | str | None = None,
+        dataset_budget: str | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        super().__init__(
+            budget, bounds=bounds, epochs=epochs, batch_size=batch_size, rows_per_person=rows_per_person,
+            ledger=ledger, dataset_budget=dataset_budget, random_state=random_state,
+        )  # fmt: skip
+        self.gamma, self.n_components = gamma, n_components
+
+    def _module(self, width: int) -> nn.Module:
+        gamma = 1 / width if self.gamma is None else self.gamma
+        if not (0 < gamma < math.inf):
+            raise InvalidInput(f"gamma must be positive, got {gamma}.")
+        if isinstance(self.n_components, bool) or self.n_components < 1:
+            raise InvalidInput(f"n_components must be at least 1, got {self.n_components}.")
+        features = _FourierFeatures(width, int(self.n_components), gamma)
+        return nn.Sequential(features, _flat_start(int(self.n_components), len(self.classes_)))
+
+
+class MLPClassifier(LogisticRegression):
+    """A network with one hidden layer (or more) for classes, by the private trainer.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        hidden_layer_sizes: Width of each hidden layer.
+        epochs: Passes over the rows, on average.
+        batch_size: Expected size of a batch; from the number of rows if None.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | tuple[float, float] | None = None,
+        *,
+        bounds: Any = None,
+        hidden_layer_sizes: tuple[int, ...] = (32,),
+        epochs: float = 10.0,
+        batch_size: int | None = None,
+        rows_per_person: int | None = None,
+        ledger: Ledger | str | None = None,
+        dataset_budget: str | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        super().__init__(
+            budget, bounds=bounds, epochs=epochs, batch_size=batch_size, rows_per_person=rows_per_person,
+            ledger=ledger, dataset_budget=dataset_budget, random_state=random_state,
+        )  # fmt: skip
+        self.hidden_layer_sizes = hidden_layer_sizes
+
+    def _module(self, width: int) -> nn.Module:
+        return _network(width, self.hidden_layer_sizes, len(self.classes_), self.random_state)
+
+    @property
+    def coef_(self) -> Floats:
+        """A network has no coefficients."""
+        raise AttributeError("a network has weights_, not coef_.")
+
+
+class MLPRegressor(RegressorMixin, _Gradient):
+    """A network with one hidden layer (or more) for numbers, by the private trainer.
+
+    Args:
+        budget: (epsilon, delta) of one fit.
+        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
+        target_bounds: Public ``(low, high)`` of the target.
+        hidden_layer_sizes: Width of each hidden layer.
+        epochs: Passes over the rows, on average.
+        batch_size: Expected size of a batch; from the number of rows if None.
+        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
+        ledger: Where the fit is booked, with ``dataset_budget``.
+        dataset_budget: The ledger's name of the data set.
+        random_state: A seed makes the fit repeatable, and not releasable.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | tuple[float, float] | None = None,
+        *,
+        bounds: Any = None,
+        target_bounds: Any = None,
+        hidden_layer_sizes: tuple[int, ...] = (32,),
+        epochs: float = 10.0,
+        batch_size: int | None = None,
+        rows_per_person: int | None = None,
+        ledger: Ledger | str | None = None,
+        dataset_budget: str | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        super().__init__(
+            budget, bounds=bounds, epochs=epochs, batch_size=batch_size, rows_per_person=rows_per_person,
+            ledger=ledger, dataset_budget=dataset_budget, random_state=random_state,
+        )  # fmt: skip
+        self.target_bounds, self.hidden_layer_sizes = target_bounds, hidden_layer_sizes
+
+    def fit(self, X: Any, y: Any, persons: Any = None) -> MLPRegressor:
+        """Fit within the budget.
+
+        Args:
+            X: Rows.
+            y: Targets.
+            persons: Whose row it is; the unit of privacy is then a person.
+        """
+        rows, y = checked_rows(self, X, y, with_target=True)
+        unit_rows = scaled(rows, self.bounds)
+        answers, self.middle_, self.width_ = scaled_targets(np.asarray(y, np.float64), self.target_bounds)
+        targets = torch.from_numpy(answers.astype(np.float32))[:, None]
+        self._train(self._module(rows.shape[1]), _squares, unit_rows, targets, persons)
+        return self
+
+    def _module(self, width: int) -> nn.Module:
+        return _network(width, self.hidden_layer_sizes, 1, self.random_state)
+
+    def predict(self, X: Any) -> Floats:
+        """Predicted targets.
+
+        Args:
+            X: Rows.
+        """
+        answers: Floats = self.middle_ + self.width_ * np.clip(self._outputs(X)[:, 0], -0.5, 0.5)
+        return answers
+
+
+def batch_size_for(units: int) -> int:
+    """A batch size from the public number of units: about 64 steps a pass, not too small and not too large.
+
+    Args:
+        units: Number of rows, or of persons.
+    """
+    return int(min(max(64, units // 64), 2048, max(units, 1)))
+
+
+class _FourierFeatures(nn.Module):
+    """``sqrt(2 / D) cos(W x + b)``, W normal of variance ``2 gamma``: its products approximate the RBF kernel."""
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, width: int, size: int, gamma: float) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)  # public randomness: the same features for everybody
+        self.register_buffer("frequencies", torch.randn(width, size, generator=generator) * math.sqrt(2 * gamma))
+        self.register_buffer("phases", torch.rand(size, generator=generator) * 2 * math.pi)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The features of each row."""
+        return math.sqrt(2 / self.phases.numel()) * torch.cos(rows @ self.frequencies + self.phases)
+
+
+def _flat_start(width: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(width, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _network(width: int, hidden: Any, outputs: int, seed: Any) -> nn.Module:
+    sizes = list(hidden) if isinstance(hidden, (list, tuple)) else [hidden]
+    if not sizes or any(isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 1 for one in sizes):
+        raise InvalidInput(f"hidden_layer_sizes must be whole numbers of at least 1, got {hidden!r}.")
+    layers: list[nn.Module] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0 if seed is None else int(seed))
+        for size in sizes:
+            layers += [nn.Linear(width, int(size)), nn.Tanh()]
+            width = int(size)
+        layers.append(nn.Linear(width, outputs))
+    return nn.Sequential(*layers)
+
+
+def _squares(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return nn.functional.mse_loss(outputs, targets, reduction=reduction)
+
+
+def _shares(outputs: Floats) -> Floats:
+    odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    shares: Floats = odds / odds.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _users(persons: Any, rows_per_person: int | None, size: int) -> Users | None:
+    if persons is None:
+        if rows_per_person is not None:
+            raise InvalidInput("rows_per_person needs persons: fit(X, y, persons=ids).")
+        return None
+    ids = np.asarray(persons)
+    if ids.shape != (size,):
+        raise InvalidInput(f"persons must name one person per row ({size}), got shape {ids.shape}.")
+    return Users(ids.astype(str), 1 if rows_per_person is None else rows_per_person)

@@ -1,0 +1,93 @@
+"""The privacy card of a run: the questions people ask of a private model, answered from facts, or "not stated".
+
+The questions follow NIST SP 800-226 and the public registries of deployments: unit, adjacency, trust model, what is
+covered and what is not, accountant, noise, composition, storage. As Markdown with the front matter that model hubs
+read, and as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sordina.run_folder import read_claim, read_json
+from sordina.types import format_up
+
+UNSTATED = "not stated"
+_UNITS = {
+    "record": "One row. A person with several rows is protected row by row only.",
+    "user": "One person, with all of their rows that take part.",
+    "group": "A group of units at once.",
+}
+_NEIGHBOURS = {
+    "add-remove": "The same data with one unit more or less.",
+    "replace-one": "The same data with one unit exchanged for another.",
+}
+_TRUST = {
+    "central": "Whoever trains sees the data; whoever gets the model does not.",
+    "local": "Nobody but the person (or client) sees the data.",
+    "metric": "Nobody but the client sees the data; what is hidden is where in a neighbourhood it lies.",
+    "network": "Each party sees only what its neighbours send.",
+}
+
+
+def privacy_card(folder: str | Path) -> dict[str, Any]:
+    """The card of the finished run in ``folder``, as plain data.
+
+    Args:
+        folder: The folder of a run.
+    """
+    claim = read_claim(folder)
+    scores = Path(folder) / "scores.json"
+    private = bool(claim.get("private", claim.get("epsilon") is not None))
+    epsilon, delta = claim.get("epsilon"), claim.get("delta")
+    return {
+        "claim": "NOT PRIVATE" if not private else claim.get("statement", UNSTATED),
+        "epsilon": epsilon,
+        "delta": delta,
+        "unit": _UNITS.get(str(claim.get("unit")), UNSTATED),
+        "neighbours": _NEIGHBOURS.get(str(claim.get("adjacency")), UNSTATED),
+        "trust": _TRUST.get(str(claim.get("model")), UNSTATED),
+        "accountant": claim.get("accountant", UNSTATED),
+        "noise_multiplier": claim.get("noise_multiplier", UNSTATED),
+        "event": claim.get("event", UNSTATED),
+        "releasable": claim.get("releasable", UNSTATED),
+        "not_covered": claim.get("caveats", []),
+        "utility": read_json(scores) if scores.is_file() else UNSTATED,
+        "model_sha256": claim.get("model_sha256", UNSTATED),
+        "versions": claim.get("versions", UNSTATED),
+        "attacks": UNSTATED,
+        "storage_and_access": UNSTATED,
+    }
+
+
+def as_markdown(card: dict[str, Any]) -> str:
+    """The card for people, with front matter for hubs.
+
+    Args:
+        card: From `privacy_card`.
+    """
+    front = {"tags": ["differential-privacy", "sordina"], "epsilon": card["epsilon"], "delta": card["delta"]}
+    lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in front.items()), "---", "", "# Privacy card", ""]
+    lines += [f"**{card['claim']}**", ""]
+    if isinstance(card["epsilon"], (int, float)):
+        lines += [f"Epsilon {format_up(card['epsilon'])} at delta {format_up(card['delta'])}.", ""]
+    if card["releasable"] is False:
+        lines += ["**Do not release this model: its noise came from a seed and can be taken away.**", ""]
+    for title, name in [
+        ("Who is protected", "unit"),
+        ("Against which comparison", "neighbours"),
+        ("Who must be trusted", "trust"),
+        ("How it was accounted", "accountant"),
+        ("Noise multiplier", "noise_multiplier"),
+        ("The model this speaks of (SHA-256)", "model_sha256"),
+        ("Attacks tried", "attacks"),
+        ("Storage and access", "storage_and_access"),
+    ]:
+        lines += [f"## {title}", "", str(card[name]), ""]
+    lines += ["## What is not covered", "", *(f"- {one}" for one in card["not_covered"] or [UNSTATED]), ""]
+    lines += ["## How good it is", ""]
+    utility = card["utility"]
+    lines += [f"- {name}: {value}" for name, value in utility.items()] if isinstance(utility, dict) else [str(utility)]
+    return "\n".join(lines) + "\n"

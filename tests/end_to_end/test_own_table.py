@@ -1,0 +1,227 @@
+"""A person with a CSV of their own: draft a schema, complete it privately, train, predict, read the card."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import sordina as sd
+from sordina.cli.main import main
+from sordina.datasets import Task
+from sordina.errors import InvalidInput
+from sordina.estimators.table_model import choose_model, load, train_table
+
+pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
+SCHEMA = """
+target = "outcome"
+person = "patient"
+rows_per_person = 2
+
+[columns.patient]
+kind = "person"
+[columns.age]
+kind = "number"
+low = 0
+high = 100
+[columns.ward]
+kind = "category"
+values = ["A", "B"]
+[columns.outcome]
+kind = "category"
+values = ["well", "ill"]
+optional = false
+"""
+
+
+def write_patients(path, rows=1200, seed=0):
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["patient", "age", "ward", "outcome"])
+        for row in range(rows):
+            age = int(rng.integers(0, 100))
+            ill = age > 50 if rng.random() < 0.95 else age <= 50
+            writer.writerow(
+                [
+                    f"p{row // 2}",
+                    age if rng.random() > 0.02 else "",
+                    rng.choice(["A", "B", "C"]),
+                    "ill" if ill else "well",
+                ]
+            )
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SORDINA_LEDGER", raising=False)
+    write_patients(tmp_path / "patients.csv")
+    (tmp_path / "patients.toml").write_text(SCHEMA)
+    return tmp_path
+
+
+def sordina(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["sordina", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+@pytest.mark.parametrize("model", ["logistic", "boosted", "forest", "network", "svm"])
+def test_train_predict_and_card(model, folder, monkeypatch, capsys):
+    code, out, err = sordina(
+        monkeypatch, capsys, "train", "patients.csv", "--schema", "patients.toml", "--epsilon", 8, "--model", model,
+        "--test-share", 0.25, "--out", "run", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["epsilon"] <= 8
+    assert facts["unit"] == "user"
+    assert facts["accuracy"] > facts["constant_accuracy"] + 0.1
+    code, _, err = sordina(monkeypatch, capsys, "predict", "run", "patients.csv", "--out", "answers.csv")
+    assert code == 0, err
+    rows = list(csv.DictReader((folder / "answers.csv").read_text().splitlines()))
+    assert len(rows) == 1200
+    assert rows[0]["patient"] == "p0"
+    assert {row["prediction"] for row in rows} == {"well", "ill"}
+    code, out, _ = sordina(monkeypatch, capsys, "card", "run")
+    assert code == 0
+    assert "One person" in out
+    model_in_python = sd.load("run")
+    assert model_in_python.predict("patients.csv")["prediction"].tolist() == [row["prediction"] for row in rows]
+    with pytest.raises(InvalidInput, match="holds a run"):
+        train_table("patients.csv", "patients.toml", sd.Budget(1, 1e-5), folder="run")
+
+
+def test_numbers_are_predicted_in_their_own_unit(folder, monkeypatch, capsys):
+    schema = SCHEMA.replace('target = "outcome"', 'target = "age"').replace(
+        "high = 100", "high = 100\noptional = false"
+    )
+    (folder / "patients.csv").write_text((folder / "patients.csv").read_text().replace(",,", ",50,"))
+    (folder / "ages.toml").write_text(schema)
+    for model in ("linear", "boosted", "forest"):
+        run = train_table(
+            "patients.csv", "ages.toml", sd.Budget(20, 1e-5), model=model, test_share=0.3, folder=f"run-{model}"
+        )
+        assert run.scores["rmse"] < run.scores["constant_rmse"]
+        answers = load(f"run-{model}").predict("patients.csv")["prediction"]
+        assert answers.min() >= 0
+        assert 30 < answers.max() <= 130
+
+
+def test_the_ledger_and_the_private_schema(folder, monkeypatch, capsys):
+    assert (
+        sordina(
+            monkeypatch,
+            capsys,
+            "ledger",
+            "create",
+            "patients",
+            "--epsilon",
+            3,
+            "--delta",
+            1e-5,
+            "--unit",
+            "user",
+            "--ledger",
+            "L.db",
+        )[0]
+        == 0
+    )
+    booked = ("--ledger", "L.db", "--dataset-budget", "patients")
+    code, _, err = sordina(
+        monkeypatch,
+        capsys,
+        "schema",
+        "patients.csv",
+        "--target",
+        "outcome",
+        "--person",
+        "patient",
+        "--epsilon",
+        1,
+        *booked,
+        "--out",
+        "found.toml",
+    )
+    assert code == 0, err
+    code, _, err = sordina(
+        monkeypatch,
+        capsys,
+        "train",
+        "patients.csv",
+        "--schema",
+        "found.toml",
+        "--epsilon",
+        1.5,
+        *booked,
+        "--out",
+        "run",
+    )
+    assert code == 0, err
+    assert 1.5 < sd.Ledger("L.db").spent("patients") <= 2.6
+    code, _, err = sordina(
+        monkeypatch, capsys, "train", "patients.csv", "--schema", "found.toml", "--epsilon", 3, *booked, "--out", "more"
+    )
+    assert code == 3, err
+
+
+BAD = {
+    "no schema": ["train", "patients.csv"],
+    "a schema for a named data set": ["train", "digits", "--schema", "patients.toml"],
+    "an option that does not fit": ["train", "patients.csv", "--schema", "patients.toml", "--lr", "1"],
+    "no such file": ["train", "nowhere.csv", "--schema", "patients.toml"],
+    "no such schema": ["train", "patients.csv", "--schema", "nowhere.toml"],
+    "no such model": ["train", "patients.csv", "--schema", "patients.toml", "--model", "oracle"],
+    "a model for numbers": ["train", "patients.csv", "--schema", "patients.toml", "--model", "linear"],
+    "no test share": ["train", "patients.csv", "--schema", "patients.toml", "--test-share", "2"],
+    "infinite epsilon": [
+        "train",
+        "patients.csv",
+        "--schema",
+        "patients.toml",
+        "--epsilon",
+        "inf",
+        "--model",
+        "boosted",
+    ],
+    "predict from nothing": ["predict", "nowhere", "patients.csv"],
+    "predict from a schema": ["predict", "patients.toml", "patients.csv"],
+    "card of nothing": ["card", "nowhere"],
+    "schema of nothing": ["schema", "nowhere.csv"],
+    "schema without a target": ["schema", "patients.csv", "--target", "x"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, folder, monkeypatch, capsys):
+    code, _, err = sordina(monkeypatch, capsys, *BAD[case])
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_tampered_model_is_refused(folder):
+    train_table("patients.csv", "patients.toml", sd.Budget(8, 1e-5), model="boosted", folder="run")
+    path = folder / "run" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    path.write_bytes(bytes(content[:-1]))
+    with pytest.raises(InvalidInput):
+        load("run")
+    with pytest.raises(InvalidInput):
+        load(path)
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(InvalidInput, match="another model"):
+        load("run")
+
+
+def test_auto_does_not_look():
+    assert choose_model(Task.CLASSIFICATION, 32561, 1.0)[0] == "boosted"
+    assert choose_model(Task.CLASSIFICATION, 500, 1.0)[0] == "logistic"
+    assert choose_model(Task.REGRESSION, 500, 1.0)[0] == "linear"

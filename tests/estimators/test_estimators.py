@@ -1,0 +1,193 @@
+"""Private estimators as scikit-learn's users use them, and what they say about what they cost."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+import sordina as sd
+from sordina.errors import BudgetRefused, InvalidInput
+from sordina.estimators import (
+    PCA,
+    SVC,
+    BoostedClassifier,
+    BoostedRegressor,
+    GaussianNB,
+    KMeans,
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    MLPClassifier,
+    MLPRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+    Ridge,
+    UnbookedFits,
+)
+from sordina.tables import Prepare
+from sordina.types import Unit
+
+WIDE = {"bounds": (-10, 10)}
+pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
+PLENTY = sd.Budget(1e4, 1e-5)
+"""So much that scikit-learn's checks of accuracy on thirty rows can be met."""
+CLASSIFIERS = [
+    BoostedClassifier(PLENTY, **WIDE),
+    GaussianNB(PLENTY, **WIDE),
+    LinearSVC(PLENTY, **WIDE, epochs=40),
+    LogisticRegression(PLENTY, **WIDE, epochs=40),
+    MLPClassifier(PLENTY, **WIDE, epochs=20),
+    RandomForestClassifier(PLENTY, **WIDE, n_estimators=1, max_depth=4),
+    SVC(PLENTY, **WIDE, epochs=20),
+]
+REGRESSORS = [
+    BoostedRegressor(PLENTY, **WIDE, target_bounds=(-300, 300)),
+    LinearRegression(PLENTY, **WIDE, target_bounds=(-300, 300)),
+    MLPRegressor(PLENTY, **WIDE, target_bounds=(-300, 300), epochs=20),
+    RandomForestRegressor(PLENTY, **WIDE, target_bounds=(-300, 300), n_estimators=1, max_depth=4),
+    Ridge(PLENTY, **WIDE, target_bounds=(-300, 300)),
+]
+OTHERS = [KMeans(3, PLENTY, **WIDE), PCA(1, PLENTY, row_norm=5.0)]
+EXPECTED = {
+    KMeans: {
+        "check_fit_score_takes_y": "labels_ of the rows of the fit would not be private",
+        "check_clustering": "labels_ of the rows of the fit would not be private",
+    },
+    BoostedRegressor: {"check_regressors_train": "thirty rows teach small steps little"},
+    MLPRegressor: {"check_regressors_train": "thirty rows in noisy batches teach a network little"},
+    LinearSVC: {"check_classifiers_train": "three noisy passes over thirty rows"},
+    LogisticRegression: {"check_classifiers_train": "noisy steps on thirty rows scaled by wide bounds"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [*CLASSIFIERS, *REGRESSORS, *OTHERS], ids=lambda one: type(one).__name__)
+def test_scikit_learns_own_checks(estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_estimator(estimator, expected_failed_checks=EXPECTED.get(type(estimator), {}))
+
+
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=lambda one: type(one).__name__)
+def test_classes_are_learned(estimator):
+    x, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    model = clone(estimator).set_params(bounds=([4, 2, 1, 0], [8, 5, 7, 3]), budget=sd.Budget(50, 1e-5), random_state=0)
+    model.fit(x, names)
+    assert set(model.predict(x)) <= set(names)
+    assert model.score(x, names) > 0.6
+    assert model.guarantee_.epsilon <= 50
+    if hasattr(model, "predict_proba"):
+        np.testing.assert_allclose(model.predict_proba(x).sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda one: type(one).__name__)
+def test_numbers_are_learned(estimator):
+    x, y = load_diabetes(return_X_y=True)
+    model = clone(estimator).set_params(
+        bounds=(-0.15, 0.2), target_bounds=(0, 400), budget=sd.Budget(100, 1e-5), random_state=0
+    )
+    assert model.fit(x, y).score(x, y) > 0.15
+
+
+def test_linear_regression_without_much_noise_is_least_squares():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (5000, 3))
+    y = x @ [1.0, -2.0, 0.5] + 0.3
+    model = LinearRegression(sd.Budget(1000, 1e-5), bounds=(-1, 1), target_bounds=(-5, 5), random_state=0).fit(x, y)
+    np.testing.assert_allclose(model.coef_, [1.0, -2.0, 0.5], atol=0.02)
+    assert abs(model.intercept_ - 0.3) < 0.02
+
+
+def test_pca_finds_the_subspace():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 2)) @ rng.normal(size=(2, 6)) / 6
+    model = PCA(2, sd.Budget(1, 1e-5), row_norm=1.0, random_state=0).fit(x)
+    true = np.linalg.svd(x)[2][:2]
+    assert np.linalg.norm(model.components_ @ true.T) > 1.38  # sqrt 2 where they agree
+
+
+def test_the_ledger_is_booked_and_refuses(tmp_path):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("iris", sd.Budget(1, 1e-4))
+    x, y = load_iris(return_X_y=True)
+    for estimator in (GaussianNB, LogisticRegression):
+        estimator(sd.Budget(0.4, 1e-5), bounds=(0, 8), ledger=ledger, dataset_budget="iris").fit(x, y)
+    assert 0.4 < ledger.spent("iris") <= 0.81
+    with pytest.raises(BudgetRefused):
+        GaussianNB(sd.Budget(2, 1e-5), bounds=(0, 8), ledger=ledger, dataset_budget="iris").fit(x, y)
+
+
+def test_cross_validation_says_what_it_costs():
+    x, y = load_iris(return_X_y=True)
+    with pytest.warns(UnbookedFits, match="cost epsilon"):
+        cross_val_score(GaussianNB(sd.Budget(1, 1e-5), bounds=(0, 8)), x, y, cv=3)
+
+
+def test_persons_are_the_unit():
+    x, y = load_breast_cancer(return_X_y=True)
+    who = np.arange(len(x)) // 3
+    for estimator in (
+        GaussianNB(sd.Budget(1, 1e-5), bounds=(0, 5000)),
+        LogisticRegression(sd.Budget(1, 1e-5), bounds=(0, 5000)),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            estimator.set_params(rows_per_person=2).fit(x, y, persons=who)
+        assert estimator.guarantee_.unit is Unit.USER
+
+
+def test_in_a_pipeline_on_a_frame_and_pickled():
+    frame = pandas.DataFrame({"age": [20, 40, 60, 80] * 50, "ward": ["A", "B"] * 100})
+    schema = {
+        "columns": {
+            "age": {"kind": "number", "low": 0, "high": 100, "optional": False},
+            "ward": {"kind": "category", "values": ["A", "B"], "optional": False},
+        }
+    }
+    target = (frame["ward"] == "A").map({True: "yes", False: "no"})
+    prepare = Prepare(schema).set_output(transform="pandas")
+    pipeline = make_pipeline(prepare, RandomForestClassifier(sd.Budget(20, 1e-5), bounds=(0, 1), random_state=0))
+    pipeline.fit(frame, target)
+    assert [feature.ordered for feature in pipeline[-1].features_] == [True, False]
+    assert pipeline.score(frame, target) == 1.0
+    again = pickle.loads(pickle.dumps(pipeline))
+    assert (again.predict(frame) == pipeline.predict(frame)).all()
+
+
+@pytest.mark.parametrize("estimator", [*CLASSIFIERS, *REGRESSORS, *OTHERS], ids=lambda one: type(one).__name__)
+def test_what_is_not_stated_is_refused(estimator):
+    x, y = load_iris(return_X_y=True)
+    y = y.astype(float) if estimator in REGRESSORS else y
+    wrong = [{"budget": None}, {"budget": sd.Budget(float("inf"), 1e-5)}, {"dataset_budget": "iris"}]
+    wrong += [{"row_norm": None}] if isinstance(estimator, PCA) else [{"bounds": None}, {"bounds": (1, 1)}]
+    wrong += [{"target_bounds": None}] if estimator in REGRESSORS else []
+    for options in wrong:
+        if options == {"budget": sd.Budget(float("inf"), 1e-5)} and hasattr(estimator, "batch_size"):
+            continue  # the trainer trains without privacy, and says so
+        with pytest.raises(InvalidInput):
+            clone(estimator).set_params(**options).fit(x, y)
+    with pytest.raises(InvalidInput):
+        clone(estimator).fit(x, y, persons=[1, 2])
+    with pytest.raises(TypeError):
+        clone(estimator).fit(x, y, sample_weight=np.ones(len(x)))
+
+
+def test_a_seeded_fit_repeats_and_says_so():
+    x, y = load_iris(return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for estimator in (GaussianNB, RandomForestClassifier, BoostedClassifier, LogisticRegression):
+            one, two = (estimator(sd.Budget(5, 1e-5), bounds=(0, 8), random_state=7).fit(x, y) for _ in range(2))
+            assert (one.predict(x) == two.predict(x)).all()
+            assert not one.releasable_
+            assert estimator(sd.Budget(5, 1e-5), bounds=(0, 8)).fit(x, y).releasable_
