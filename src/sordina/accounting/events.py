@@ -194,6 +194,8 @@ _KINDS: dict[str, type] = {
     )
 }  # fmt: skip
 
+_FIELDS = {name: tuple(field.name for field in fields(kind)) for name, kind in _KINDS.items()}
+
 
 def to_dict(event: Event) -> dict[str, Any]:
     """A JSON-ready picture of an event; `from_dict` reads it back unchanged.
@@ -216,13 +218,13 @@ def from_dict(data: dict[str, Any]) -> Event:
     try:
         kind = _KINDS[data["kind"]]
         arguments: dict[str, Any] = {}
-        for field in fields(kind):
-            value = data[field.name]
+        for name in _FIELDS[data["kind"]]:
+            value = data[name]
             if isinstance(value, list):
                 value = tuple(from_dict(part) for part in value)
             elif isinstance(value, dict):
                 value = from_dict(value)
-            arguments[field.name] = value
+            arguments[name] = value
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"not a privacy event: {json.dumps(data, default=str)[:120]}.") from error
     event: Event = kind(**arguments)
