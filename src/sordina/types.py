@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import Enum
 
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 
 
@@ -115,6 +116,7 @@ def delta_warning(delta: float, units: int | float | None, unit: str = "record")
     )
 
 
+@checked
 @dataclass(frozen=True)
 class Budget:
     """What may be spent: (epsilon, delta). ``epsilon = inf`` means no privacy at all, and is said so wherever it shows.
@@ -131,6 +133,7 @@ class Budget:
         object.__setattr__(self, "delta", check_delta(self.delta))
 
 
+@checked
 @dataclass(frozen=True)
 class Guarantee:
     """(epsilon, delta) with everything that gives the numbers their meaning."""

@@ -85,7 +85,7 @@ def test_pure_groups_need_no_delta():
 def test_refusals():
     with pytest.raises(InvalidInput, match="member"):
         group(Gaussian(1.0), 0)
-    with pytest.raises(InvalidInput, match="member"):
+    with pytest.raises(InvalidInput, match="whole number"):
         group(Gaussian(1.0), 1.5)
     with pytest.raises(Unsupported, match="group_epsilon"):
         group(FixedSizeSampled(1, 10, Gaussian(1.0)), 2)

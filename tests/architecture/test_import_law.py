@@ -11,7 +11,7 @@ import sordina
 
 SOURCE = Path(sordina.__file__).parent
 WORDS = {"types", "errors", "random", "randomness", "memory", "seam", "__init__"}
-WORDS |= {"private_files", "journal", "run_folder"}
+WORDS |= {"arguments", "private_files", "journal", "run_folder"}
 FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},

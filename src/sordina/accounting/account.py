@@ -8,10 +8,12 @@ from typing import Any
 from sordina.accounting import events
 from sordina.accounting.accountants import accountant as _accountant
 from sordina.accounting.events import Composed, Event, Repeated
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.types import Adjacency, Guarantee
 
 
+@checked
 @dataclass
 class Account:
     """Collects events under one adjacency and asks one accountant about all of them together.

@@ -6,6 +6,7 @@ import importlib
 from typing import Protocol, runtime_checkable
 
 from sordina.accounting.events import Event
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.types import Adjacency
 
@@ -39,6 +40,7 @@ class Accountant(Protocol):
         ...
 
 
+@checked
 def accountant(name: str = "pld") -> Accountant:
     """The accountant called ``name``.
 

@@ -11,6 +11,7 @@ from sordina.accounting.accountants import Accountant
 from sordina.accounting.accountants import accountant as _accountant
 from sordina.accounting.events import Event
 from sordina.accounting.pld import PLD
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.types import Adjacency, Budget
 
@@ -30,6 +31,7 @@ class _Point:
     excess: float
 
 
+@checked
 def noise_multiplier(
     make_event: Callable[[float], Event],
     budget: Budget,

@@ -7,6 +7,7 @@ Every event is first given its own epsilon at a share of delta, sampled ones by 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from sordina.accounting.rdp import RDP, split_leak
 from sordina.accounting.refusals import refuse_unsound
 from sordina.accounting.roots import falling_root
 from sordina.accounting.zcdp import ZCDP
+from sordina.arguments import checked
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
@@ -41,10 +43,12 @@ class Basic:
 
     name: str = "basic"
 
+    @checked
     def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """``sum_i eps_i``."""
         return _epsilon(event, delta, adjacency, _basic)
 
+    @checked
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least delta at which `epsilon` is at most ``epsilon``."""
         return _delta(self, event, epsilon, adjacency)
@@ -59,10 +63,12 @@ class Advanced:
 
     name: str = "advanced"
 
+    @checked
     def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least over all proportions."""
         return _epsilon(event, delta, adjacency, _advanced)
 
+    @checked
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least delta at which `epsilon` is at most ``epsilon``."""
         return _delta(self, event, epsilon, adjacency)
@@ -82,6 +88,8 @@ def _advanced(bag: Bag, delta: float, adjacency: Adjacency) -> float:
         return best
     shares = _SHARES if any(_noisy(event) for event in bag) else [1.0]
     for share in shares:
+        if share * delta < sys.float_info.min:
+            continue
         spent = _spent(bag, (1 - float(share)) * delta, adjacency)
         squares = math.fsum(count * epsilon**2 for epsilon, count in spent)
         drift = math.fsum(count * epsilon * math.expm1(min(epsilon, 700.0)) for epsilon, count in spent)

@@ -30,14 +30,34 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, TypeAlias
 
 from sordina.errors import InvalidInput
+
+_HUGE = 2**1000
+"""No number of an event is larger, infinity apart."""
 
 
 def _refuse_unless(condition: bool, message: str) -> None:
     if not condition:
         raise InvalidInput(message)
+
+
+def _numbers(event: object, *names: str) -> None:
+    """Refuse fields that are no real numbers; a truth value or a text is none."""
+    for name in names:
+        value = getattr(event, name)
+        good = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool) and value < _HUGE)
+        if not good or value != value:
+            raise InvalidInput(f"{name} of {type(event).__name__} must be a number, got a {type(value).__name__}.")
+
+
+def _event(event: object, *inner: object) -> None:
+    """Refuse what is no event inside another one."""
+    for part in inner:
+        if type(part).__name__ not in _KINDS:
+            raise InvalidInput(f"{type(event).__name__} is about a privacy event, got a {type(part).__name__}.")
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,7 @@ class Gaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        _numbers(self, "noise_multiplier")
         _refuse_unless(self.noise_multiplier >= 0, f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
 
 
@@ -57,6 +78,7 @@ class Laplace:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        _numbers(self, "noise_multiplier")
         _refuse_unless(self.noise_multiplier >= 0, f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
 
 
@@ -67,6 +89,7 @@ class PureDP:
     epsilon: float
 
     def __post_init__(self) -> None:
+        _numbers(self, "epsilon")
         _refuse_unless(self.epsilon >= 0, f"epsilon must be >= 0, got {self.epsilon}.")
 
 
@@ -78,6 +101,7 @@ class ApproximateDP:
     delta: float
 
     def __post_init__(self) -> None:
+        _numbers(self, "epsilon", "delta")
         _refuse_unless(self.epsilon >= 0, f"epsilon must be >= 0, got {self.epsilon}.")
         _refuse_unless(0 <= self.delta <= 1, f"delta must lie in [0, 1], got {self.delta}.")
 
@@ -89,6 +113,7 @@ class ZeroConcentrated:
     rho: float
 
     def __post_init__(self) -> None:
+        _numbers(self, "rho")
         _refuse_unless(self.rho >= 0, f"rho must be >= 0, got {self.rho}.")
 
 
@@ -100,6 +125,8 @@ class PoissonSampled:
     event: Event
 
     def __post_init__(self) -> None:
+        _numbers(self, "rate")
+        _event(self, self.event)
         _refuse_unless(0 <= self.rate <= 1, f"sample rate must lie in [0, 1], got {self.rate}.")
 
 
@@ -112,8 +139,12 @@ class GroupSampled:
     event: Event
 
     def __post_init__(self) -> None:
+        _numbers(self, "rate", "size")
+        _event(self, self.event)
         _refuse_unless(0 <= self.rate <= 1, f"sample rate must lie in [0, 1], got {self.rate}.")
-        _refuse_unless(self.size >= 1 and int(self.size) == self.size, f"a group has members, got size {self.size}.")
+        _refuse_unless(
+            1 <= self.size < math.inf and int(self.size) == self.size, f"a group has members, got size {self.size}."
+        )
 
 
 @dataclass(frozen=True)
@@ -125,6 +156,8 @@ class FixedSizeSampled:
     event: Event
 
     def __post_init__(self) -> None:
+        _numbers(self, "batch", "population")
+        _event(self, self.event)
         _refuse_unless(
             0 <= self.batch <= self.population and self.population > 0,
             f"batch must lie in [0, population], got {self.batch} of {self.population}.",
@@ -139,6 +172,8 @@ class Repeated:
     count: int
 
     def __post_init__(self) -> None:
+        _numbers(self, "count")
+        _event(self, self.event)
         _refuse_unless(
             self.count >= 0 and not math.isinf(self.count) and int(self.count) == self.count,
             f"count must be a whole number >= 0, got {self.count}.",
@@ -150,6 +185,10 @@ class Composed:
     """All of ``events``; the empty composition releases nothing."""
 
     events: tuple[Event, ...] = ()
+
+    def __post_init__(self) -> None:
+        _refuse_unless(isinstance(self.events, tuple), "Composed is about a tuple of privacy events.")
+        _event(self, *self.events)
 
 
 @dataclass(frozen=True)
@@ -166,6 +205,8 @@ class RandomStopping:
     mean: float
 
     def __post_init__(self) -> None:
+        _numbers(self, "eta", "gamma", "mean")
+        _event(self, self.event)
         _refuse_unless(self.eta > -1, f"eta must be above -1, got {self.eta}.")
         _refuse_unless(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}.")
         _refuse_unless(1 <= self.mean < math.inf, f"the mean number of runs must be at least 1, got {self.mean}.")
@@ -225,7 +266,7 @@ def from_dict(data: dict[str, Any]) -> Event:
             elif isinstance(value, dict):
                 value = from_dict(value)
             arguments[name] = value
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise InvalidInput(f"not a privacy event: {json.dumps(data, default=str)[:120]}.") from error
     event: Event = kind(**arguments)
     return event

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from sordina.accounting.roots import smooth_falling_root
 from sordina.accounting.special import log_ndtr
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.types import check_positive
 
@@ -40,6 +41,7 @@ def combined_multiplier(multipliers: Iterable[float]) -> float:
     return least / math.sqrt(math.fsum((least / value) ** 2 for value in values))
 
 
+@checked
 def joint(noise_multiplier: float, inflation: float = 0.01) -> tuple[float, float]:
     """Split one Gaussian query into a gradient and a side query at equal cost: ``(nu_g, nu_q)``, 000 Prop. 1.
 
@@ -68,7 +70,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     shift, scaled = 0.5 / noise_multiplier, epsilon * noise_multiplier
     upper = log_ndtr(shift - scaled)
     lower = epsilon + log_ndtr(-shift - scaled)
-    rounding = 8 * _UNIT * (1 + (shift + scaled) ** 2)
+    rounding = 8 * _UNIT * (1 + (shift + scaled) * (shift + scaled))
     return min(max(math.exp(upper) * (-math.expm1(min(lower - upper, 0.0)) + rounding), _LEAST), 1.0)
 
 
@@ -80,7 +82,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """
     if gaussian_delta(noise_multiplier, 0.0) <= delta:
         return 0.0
-    if noise_multiplier == 0 or delta == 0:
+    if noise_multiplier == 0 or delta < _LEAST:
         return math.inf
     low, high = 0.0, 1.0
     while gaussian_delta(noise_multiplier, high) > delta:

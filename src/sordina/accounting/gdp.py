@@ -17,6 +17,7 @@ from sordina.accounting.pld import PLD
 from sordina.accounting.rdp import split_leak
 from sordina.accounting.refusals import refuse_unsound
 from sordina.accounting.special import log_ndtr, ndtri
+from sordina.arguments import checked
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
@@ -31,6 +32,7 @@ class GDP:
 
     name: str = "gdp"
 
+    @checked
     def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """Exact for unsampled events, else the larger of the central limit's answer and PLD's."""
         check_delta(delta)
@@ -45,6 +47,7 @@ class GDP:
         limit = gaussian_epsilon(_multiplier(mu(rest, adjacency)), (delta - leak) / (1 - leak))
         return max(limit, PLD().epsilon(event, delta, adjacency)) if approximate(rest) else limit
 
+    @checked
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """Exact for unsampled events, else the larger of the central limit's answer and PLD's."""
         check_queried(epsilon)

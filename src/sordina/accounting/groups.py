@@ -30,10 +30,12 @@ from sordina.accounting.events import (
     ZeroConcentrated,
 )
 from sordina.accounting.roots import falling_root
+from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
 from sordina.types import Adjacency, Guarantee, check_delta
 
 
+@checked
 def group(event: Event, size: int) -> Event:
     """``event`` as a group of ``size`` units meets it.
 
@@ -66,6 +68,7 @@ def _grouped(event: Event, size: int) -> Event:
     raise Unsupported(f"no event describes {type(event).__name__} for a group. Use group_epsilon.")
 
 
+@checked
 def group_epsilon(
     event: Event,
     delta: float,

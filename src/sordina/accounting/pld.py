@@ -19,6 +19,7 @@ from sordina.accounting.events import Event, Gaussian, RandomStopping, ZeroConce
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordina.accounting.grid import discretise, variance
 from sordina.accounting.normal import Bag, check_queried, exposed, normal_form
+from sordina.arguments import checked
 from sordina.types import Adjacency, check_delta
 
 _EXCESS = 1e-4
@@ -48,6 +49,7 @@ class PLD:
     tolerance: float = 2e-5
     name: str = "pld"
 
+    @checked
     def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least epsilon >= 0 at ``delta``, rounded up."""
         check_delta(delta)
@@ -76,6 +78,7 @@ class PLD:
 
         return min(ceiling, self._largest(directions, judge))
 
+    @checked
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least delta at ``epsilon``, rounded up."""
         check_queried(epsilon)

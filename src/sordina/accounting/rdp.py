@@ -24,6 +24,7 @@ from sordina.accounting.normal import Bag, amplified, check_queried, exposed, no
 from sordina.accounting.refusals import refuse_unsound
 from sordina.accounting.special import Array
 from sordina.accounting.stopping import stopped_renyi
+from sordina.arguments import checked
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
@@ -42,6 +43,7 @@ class RDP:
 
     name: str = "rdp"
 
+    @checked
     def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least epsilon over all orders."""
         check_delta(delta)
@@ -55,6 +57,7 @@ class RDP:
             return pure_epsilon(rest) if delta == leak else math.inf
         return epsilon_from(ORDERS, curve(rest, adjacency, ORDERS), (delta - leak) / (1 - leak))
 
+    @checked
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least delta over all orders."""
         check_queried(epsilon)
@@ -171,5 +174,6 @@ def delta_from(orders: Array, divergences: Array, epsilon: float) -> float:
     variation = math.sqrt(-math.expm1(-float(divergences.min())))
     if math.isinf(epsilon):
         return 0.0
+    epsilon = min(epsilon, 1e300)
     logs = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     return min(1.0, variation, math.exp(min(float(logs.min()), 0.0)))

@@ -22,6 +22,7 @@ from sordina.accounting.accountants import accountant as _accountant
 from sordina.accounting.calibrate import noise_multiplier
 from sordina.accounting.events import NOTHING, Composed, Event, RandomStopping, Repeated
 from sordina.accounting.stopping import POISSON, at_least, stopping
+from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
 from sordina.types import Adjacency, Budget
 
@@ -49,6 +50,7 @@ class SearchPlan:
         return self.event if isinstance(self.event, RandomStopping) else None
 
 
+@checked
 def search_noise(
     make_event: Callable[[float], Event],
     budget: Budget,

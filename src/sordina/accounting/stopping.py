@@ -15,6 +15,7 @@ import numpy as np
 from sordina.accounting.events import Event, RandomStopping
 from sordina.accounting.roots import falling_root
 from sordina.accounting.special import Array
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 
 POISSON = math.inf
@@ -34,6 +35,7 @@ def mean_runs(eta: float, gamma: float) -> float:
     return eta * odds / -math.expm1(eta * math.log(gamma))
 
 
+@checked
 def stopping(event: Event, mean: float, eta: float = 1.0) -> RandomStopping:
     """``event`` repeated a random number of times with the given mean.
 

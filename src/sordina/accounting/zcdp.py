@@ -24,6 +24,7 @@ from sordina.accounting.normal import Bag, amplified, check_queried, exposed, no
 from sordina.accounting.rdp import delta_from, epsilon_from, pure_epsilon, split_leak
 from sordina.accounting.refusals import refuse_unsound
 from sordina.accounting.special import Array
+from sordina.arguments import checked
 from sordina.errors import Unsupported
 from sordina.types import Adjacency, check_delta
 
@@ -38,6 +39,7 @@ class ZCDP:
 
     name: str = "zcdp"
 
+    @checked
     def epsilon(self, event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least epsilon over all orders."""
         check_delta(delta)
@@ -55,6 +57,7 @@ class ZCDP:
         orders = _orders(spent, -math.log(delta - leak))
         return epsilon_from(orders, spent * orders, (delta - leak) / (1 - leak))
 
+    @checked
     def delta(self, event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
         """The least delta over all orders."""
         check_queried(epsilon)
@@ -65,6 +68,7 @@ class ZCDP:
         spent = rho(rest, adjacency)
         if not spent:
             return leak
+        epsilon = min(epsilon, 1e100)
         orders = 1 + np.geomspace(1e-3, 1e3, 4001) * max(1.0, epsilon / spent)
         return min(1.0, leak + (1 - leak) * delta_from(orders, spent * orders, epsilon))
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sordina.arguments import checked
 from sordina.clipping.policy import ball
 from sordina.seam import Query, Released, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
 
 
+@checked
 @dataclass(frozen=True)
 class Automatic:
     """``g -> g / (|g| + gamma)``; sensitivity 1 (add/remove) or 2 (replace-one). ``gamma`` keeps tiny vectors tiny."""

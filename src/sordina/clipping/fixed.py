@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sordina.arguments import checked
 from sordina.clipping.policy import ball, shrink
 from sordina.seam import Query, Released, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
 
 
+@checked
 @dataclass(frozen=True)
 class Fixed:
     """``g -> g min(1, C / |g|)``; sensitivity C (add/remove) or 2C (replace-one).

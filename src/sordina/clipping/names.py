@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sordina.arguments import checked
 from sordina.clipping.automatic import Automatic
 from sordina.clipping.fixed import Fixed
 from sordina.clipping.online import Online
@@ -26,6 +27,7 @@ _MAKERS: dict[str, tuple[Callable[..., Policy[Any]], str | None]] = {
 NAMES = tuple(_MAKERS)
 
 
+@checked
 def named(name: str, threshold: float | None = None) -> Policy[Any]:
     """The policy called ``name``, with ``threshold`` as its (first) threshold where one is given.
 

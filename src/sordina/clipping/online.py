@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sordina.arguments import checked
 from sordina.clipping.policy import ball, shrink, side_query
 from sordina.clipping.schedule import Decay
 from sordina.errors import InvalidInput
@@ -31,6 +32,7 @@ from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
 
 
+@checked
 @dataclass(frozen=True)
 class Rails:
     """Between which fractions of clipped samples the sign rule may roam; ``share`` of the side noise budget."""
@@ -65,6 +67,7 @@ class OnlineState:
     derivative: Tensor | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class Online:
     """Move the threshold along the sign of ``g . q``, starting at ``initial``.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sordina.arguments import checked
 from sordina.clipping.policy import ball, shrink, side_query
 from sordina.errors import InvalidInput
 from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
@@ -21,6 +22,7 @@ class QuantileState:
     C: float
 
 
+@checked
 @dataclass(frozen=True)
 class Quantile:
     """``C <- C exp(-rate (b - gamma))`` with b the noised fraction of norms at most C.

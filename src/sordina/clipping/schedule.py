@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.types import check_positive
 
 
+@checked
 @dataclass(frozen=True)
 class Decay:
     """``first / (1 + step / halving) ** power``: for ever the same rate if ``halving`` is infinite.

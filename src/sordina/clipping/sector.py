@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sordina.arguments import checked
 from sordina.clipping.policy import shrink, side_query
 from sordina.errors import InvalidInput, Unsupported
 from sordina.seam import SLACK, Query, Released, ScalarQuery, Scalars, VectorQuery
@@ -47,6 +48,7 @@ def diameter(high: float, low: float, angle: float) -> float:
     return max(2 * high * math.sin(angle), across)
 
 
+@checked
 @dataclass(frozen=True)
 class Follow:
     """Let the sector follow noisy quantiles of norms and angles: each bound moves by ``exp(-rate (b - target))``."""
@@ -75,6 +77,7 @@ class SectorState:
     direction: Tensor | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class Sector:
     """Clip into ``{low <= |g| <= high, angle(g, d) <= angle}``; d from the last released aggregates.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sordina.arguments import checked
 from sordina.clipping.policy import ball, shrink
 from sordina.errors import InvalidInput
 from sordina.seam import Query, Released, Scalars, VectorQuery
@@ -26,6 +27,7 @@ class TrailingState:
     norms: tuple[float, ...] = ()
 
 
+@checked
 @dataclass(frozen=True)
 class Trailing:
     """``C = factor * (largest norm of the last `window` released mean gradients)``, kept within ``[lowest, highest]``.

@@ -19,6 +19,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms import exact
 from sordina.mechanisms.arrays import open_integers
@@ -30,6 +31,7 @@ _LARGEST_VALUE = 1 << 61
 _LARGEST_NOISE_SCALE = 2.0**45
 
 
+@checked
 @dataclass(frozen=True)
 class DiscreteLaplace:
     """Adds noise ``P(k) ~ exp(-|k| epsilon / S1)`` to integers whose L1 distance between neighbours is at most S1.
@@ -114,6 +116,7 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     >>> round(zcdp_rho(1.0, 1e-5), 5)
     0.03056
     """
+    epsilon = min(epsilon, 1e100)
     low, high = 0.0, epsilon + 1.0
     target = math.log(delta) - 1e-9
     while zcdp_log_delta(high, epsilon) <= target:
@@ -124,6 +127,7 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     return low
 
 
+@checked
 @dataclass(frozen=True)
 class DiscreteGaussian:
     """Adds noise ``P(k) ~ exp(-k^2 / (2 sigma^2))`` to integers whose L2 distance between neighbours is at most S2.

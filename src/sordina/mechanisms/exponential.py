@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms.arrays import open_floats
 from sordina.mechanisms.mechanism import check_confidence, number, settle, source, whole, word
 from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
 
 
+@checked
 @dataclass(frozen=True)
 class Exponential:
     """Chooses candidate i with probability ``~ exp(epsilon u_i / (2 S))``, S the sensitivity of each score u_i.

@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
 from sordina.mechanisms.arrays import open_floats
 from sordina.mechanisms.exact import floored_gaussian
@@ -73,7 +74,8 @@ def analytic_multiplier(epsilon: float, delta: float) -> float:
     >>> gaussian_delta(1.0, multiplier) <= 1e-5
     True
     """
-    target = math.log(delta * (1 - _MARGIN))
+    target = math.log(max(delta * (1 - _MARGIN), sys.float_info.min))
+    epsilon = min(epsilon, 1e12)  # the least noise that is told apart from none
 
     def excess(log_multiplier: float) -> float:
         return math.log(gaussian_delta(epsilon, math.exp(log_multiplier))) - target
@@ -93,6 +95,7 @@ def _bracket(excess: Any) -> tuple[float, float]:
     return low, high
 
 
+@checked
 @dataclass(frozen=True)
 class Gaussian:
     """Adds Gaussian noise to a value whose L2 distance between neighbours is at most ``sensitivity``.

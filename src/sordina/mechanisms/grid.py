@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 
 _FINENESS = 40
@@ -30,6 +31,7 @@ _ROUND_UP = 1 + 2.0**-48
 _MOST_UNITS = 1 << 44
 
 
+@checked
 @dataclass(frozen=True)
 class Grid:
     """The multiples of ``step``, a power of two."""

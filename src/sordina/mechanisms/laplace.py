@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.mechanisms.arrays import open_floats
 from sordina.mechanisms.exact import floored_laplace
 from sordina.mechanisms.grid import Grid
@@ -16,6 +17,7 @@ from sordina.mechanisms.mechanism import number, settle, source, tail, word
 from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
 
 
+@checked
 @dataclass(frozen=True)
 class Laplace:
     """Adds Laplace noise to a number, array or tensor whose L1 distance between neighbours is at most ``sensitivity``.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv, gammaln
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
 from sordina.mechanisms.arrays import open_floats
 from sordina.mechanisms.grid import Grid
@@ -20,6 +21,7 @@ from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, chec
 _FINENESS = 20
 
 
+@checked
 @dataclass(frozen=True)
 class MetricLaplace:
     """Adds noise of density ``K e^{-epsilon |x|}`` in R^n: inputs at distance d are told apart by at most epsilon d.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms.arrays import is_tensor, open_integers
 from sordina.mechanisms.mechanism import check_confidence, number, settle, source, whole, word
@@ -18,6 +19,7 @@ from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon
 _BITS = 63
 
 
+@checked
 @dataclass(frozen=True)
 class RandomizedResponse:
     """Keeps a category of ``range(categories)`` with odds ``e^epsilon`` against each other one.

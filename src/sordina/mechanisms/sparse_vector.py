@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina.accounting import events
+from sordina.arguments import checked
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.mechanisms.arrays import open_floats
 from sordina.mechanisms.exact import Integers, floored_laplace
@@ -21,6 +22,7 @@ _FINENESS = 20
 _FAR = 2.0**60
 
 
+@checked
 @dataclass(frozen=True)
 class SparseVector:
     """AboveThreshold: says of a stream of queries which lie above ``threshold``, and halts after ``limit`` that do.

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sordina.accounting.events import Event, FixedSizeSampled
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.sampling.sampler import Indices
 from sordina.types import Adjacency
 
 
+@checked
 @dataclass(frozen=True)
 class FixedSize:
     """``batch`` of ``population`` units. Under replace-one adjacency the number of units is public, and is checked."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sordina.accounting.events import Event, PoissonSampled
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.sampling.sampler import Indices
 from sordina.types import Adjacency
 
 
+@checked
 @dataclass(frozen=True)
 class Poisson:
     """Poisson sampling: the size of a batch is random, and may be zero.

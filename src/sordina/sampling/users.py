@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.sampling.sampler import Indices
 
 PADDING = -1
 
 
+@checked
 @dataclass(frozen=True)
 class Users:
     """Who owns which row.
