@@ -158,3 +158,27 @@ def test_a_killed_simulation_leaves_no_row_on_any_disk(tmp_path):
     finally:
         simulation.tempfile.tempdir = before
     assert not list(scratch.glob("sordina-simulation-*")), "the next start takes the rest away"
+
+
+def test_rows_travel_by_reference_and_wait_until_ray_runs(monkeypatch):
+    """A put before Flower has started Ray would start another one."""
+    from types import SimpleNamespace
+
+    from sordina.federated.engines.simulation import SharedRows
+    from sordina.federated.population import Population
+
+    asked, store = [], []
+    fake = SimpleNamespace(
+        is_initialized=lambda: asked.append(1) or len(asked) > 2,
+        put=lambda value: store.append(value) or 0,
+        get=lambda reference: store[reference],
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    people = Population(torch.arange(8.0).reshape(4, 2), torch.arange(4), np.array([1, 3]))
+    shared = SharedRows()
+    shared.share(people)
+    assert len(asked) == 3
+    assert shared.reference == 0
+    rows = shared.load().cohort(np.array([1]))
+    assert rows.sizes.tolist() == [3]
+    assert torch.equal(rows.rows()[0], people.x[1:])
