@@ -34,11 +34,12 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bottom, self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-        self.skip = self.penalty = self.again = False
+        self.skip = self.penalty = self.again = self.instead = False
 
     def forward(self, x: Tensor) -> Tensor:
         h = x if self.skip else self.bottom(x).tanh()
-        h = self.middle(h).tanh()
+        h = self.middle(h)
+        h = F.linear(h, self.middle.weight) if self.instead else h.tanh().sin()
         if self.again:
             h = h + F.linear(h, self.middle.weight).sin()
         return self.head(h)
@@ -342,6 +343,7 @@ B: dict[str, Callable[[], Verdict]] = {
     "a bottom layer skipped later": lambda: changed(parts("skip", value=True)),
     "a weight penalty that comes later": lambda: changed(parts("penalty", value=True)),
     "F.linear(h, layer.weight) that comes later": lambda: changed(parts("again", value=True)),
+    "F.linear(h, layer.weight) in the place of two operations": lambda: changed(parts("instead", value=True)),
     "mixing that starts at the tenth batch": lambda: tried(
         lambda: found_later(seeded(Ramped), lambda model, x, step: squares_of(model(x)))
     ),

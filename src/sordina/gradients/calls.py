@@ -50,13 +50,6 @@ class Call:
     apart: Apart | None = None
     """How to go back, if each sample ran alone."""
     taps: list[Tap] = field(default_factory=list)
-    start: int = 0
-    """The number of the first node of its graph."""
-
-    def size(self, losses: Tensor) -> tuple[int, int]:
-        """How many nodes the graph of ``losses`` has, and how many taps: graphs that differ in use differ in size."""
-        node: Any = losses.grad_fn
-        return node._sequence_nr() - self.start, len(self.taps)
 
 
 class _Alive:
@@ -116,7 +109,7 @@ class Calls:
         self.recorder.taps = []
         before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
-        apart, start = None, torch._C._autograd._get_sequence_nr()
+        apart = None
         if structure.alone:
             result, apart = self.run_apart(value, structure, rows)
         else:
@@ -129,7 +122,7 @@ class Calls:
             self._check_removal(value, structure, rows, tensors, watched)
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
-        return self._kept(Call(value, structure, rows, edges, apart, taps, start), result)
+        return self._kept(Call(value, structure, rows, edges, apart, taps), result)
 
     def _kept(self, call: Call, result: Any) -> Any:
         """Keep a call as long as the graph of its result is alive: nobody may ever record it."""

@@ -72,7 +72,6 @@ class Engine:
 
     def _install(self) -> None:
         self._parameters = trainable(self.model)
-        self._walked: set[tuple[int, int]] = set()
         self._recorder = Recorder(self.model)
         self._parts = Parts(self.model)
         self._wrapped, self._calls = install(
@@ -181,10 +180,9 @@ class Engine:
         if self._loss_checks.due():
             check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
-            self._walked.clear()
         rows = units * rows_per_unit
         fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows) and units > 1
-        if fits and self._covered(losses, calls):
+        if fits and not used_outside(losses, calls, self._parameters, listened=True):
             structure = calls[0].structure
             same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
             passed = structure.passed if same else frozenset[Key]()
@@ -197,16 +195,6 @@ class Engine:
         if units == 1 and not any(call.apart for call in calls):
             return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
         return self._one_by_one(losses, calls, rows_per_unit)
-
-    def _covered(self, losses: Tensor, calls: Sequence[Call]) -> bool:
-        """Whether every use of a parameter has its tap; a graph of a size that was seen is not walked again."""
-        size = calls[0].size(losses)
-        if size in self._walked:
-            return True
-        covered = not used_outside(losses, calls, self._parameters, listened=True)
-        if covered:
-            self._walked.add(size)
-        return covered
 
     def _one_by_one(self, losses: Tensor, calls: Sequence[Call], rows_per_unit: int) -> dict[str, Term]:
         """Each sample alone, from the gradients of the model's results on."""
