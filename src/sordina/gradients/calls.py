@@ -4,7 +4,8 @@ Before the first call of a kind, the model's structure is learned on made-up row
 now and then again, at random steps to the end of the run. At other random steps the *removal test* is done on the batch
 itself: one sample is replaced by something very different, and what the model says of the others may not change.
 
-What can be seen from outside? What is decided on made-up rows does not depend on anybody's record. A removal test that
+What can be seen from outside? What is decided on made-up rows does not depend on anybody's record; only a model that
+takes none of them (it fails on random numbers, and on ones) is studied on rows of its batch. A removal test that
 fails stops the run, and that it fails can depend on the batch. It cannot happen to a model whose samples stay apart;
 of one that mixes there is no guarantee that a failure could break. A batch that does not look as expected (a tensor of
 another shape) is answered one sample at a time, without a word.
@@ -34,7 +35,7 @@ from sordina.gradients.removal import CHANCE, Schedule, others_change
 from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words
 from sordina.gradients.trace import Tracer
 
-STUDY_EVERY = 512
+STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
 
 
@@ -79,7 +80,7 @@ class Calls:
         self.made: list[Call] = []
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
-        self.removal, self.study = Schedule(), Schedule(STUDY_EVERY, first=STUDY_EVERY)
+        self.removal, self.study = Schedule(), Schedule(STUDY_EVERY, at_once=False)
         self._known: dict[Any, Structure] = {}
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)

@@ -34,8 +34,10 @@ class Schedule:
     (True, True)
     """
 
-    def __init__(self, every: int = EVERY, first: int = 1) -> None:
-        self.every, self.window, self.left = every, 1, first
+    def __init__(self, every: int = EVERY, at_once: bool = True) -> None:
+        """On average every ``every`` calls; not ``at_once``, from the beginning."""
+        self.every = every
+        self.window, self.left = (1, 1) if at_once else (every, CHANCE.randint(1, 2 * every - 1))
 
     def due(self) -> bool:
         """Whether the time has come; to be asked once per call."""
