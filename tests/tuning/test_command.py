@@ -132,3 +132,12 @@ class TestCommand:
         for bad in (["--strategy", "offline"], ["--selection", "peek"], ["--epsilon", "0"]):
             result = CliRunner().invoke(app, [*self.ARGUMENTS, *bad, "--out", str(tmp_path / "x")])
             assert isinstance(result.exception, InvalidInput)
+
+    def test_bad_numbers_and_missing_folders_are_refused_before_anything_is_made(self, tmp_path):
+        bad = (["--rows=-1"], ["--rows", "0"], ["--seed=-1"], ["--granularity", "9223372036854775808"], ["--resume"])
+        for options in bad:
+            out = tmp_path / "missing"
+            result = CliRunner().invoke(app, [*self.ARGUMENTS, *options, "--out", str(out)])
+            assert isinstance(result.exception, InvalidInput), options
+            assert result.exception.exit_code == 2
+            assert not out.exists(), options

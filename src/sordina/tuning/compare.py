@@ -14,6 +14,7 @@ from typing import Any
 
 from sordina.accounting import Account
 from sordina.accounting.ledger import Ledger
+from sordina.errors import SordinaError
 from sordina.run_folder import JOURNAL, RESULTS, RUN, RunFolder
 from sordina.training import evaluate
 from sordina.tuning import secret
@@ -113,6 +114,15 @@ class Plan:
             "strategies": list(self.strategies), "epsilons": [repr(one) for one in self.epsilons],
         }  # fmt: skip
 
+    def search(self, strategy: str, epsilon: float, folder: Path) -> Search:
+        """The search for one strategy at one budget, in ``folder``."""
+        return Search(
+            self.space(strategy), self.task.trainer, Budget(epsilon, self.delta), strategy=strategy,
+            selection=replace(self.selection, bound=self.task.bound), method=self.method, seeds=self.seeds,
+            seed=self.seed, workers=self.workers, folder=folder, validate_every=self.validate_every,
+            patience=self.patience,
+        )  # fmt: skip
+
     def space(self, strategy: str) -> Space:
         """Where the configurations of ``strategy`` come from."""
         grid = named(strategy).grid(self.granularity)
@@ -142,20 +152,23 @@ def compare(
     """
     began = time.time()
     train, _ = plan.task.source()
+    searches = {
+        (strategy, epsilon): plan.search(strategy, epsilon, folder / f"{strategy}-{epsilon:g}")
+        for strategy in plan.strategies
+        for epsilon in plan.epsilons
+    }
+    entries = []
     with RunFolder.begin(folder, "tune several", plan.settings(), resume=resume) as held:
-        entries = []
-        for strategy in plan.strategies:
-            for epsilon in plan.epsilons:
-                place = folder / f"{strategy}-{epsilon:g}"
-                search = Search(
-                    plan.space(strategy), plan.task.trainer, Budget(epsilon, plan.delta), strategy=strategy,
-                    selection=replace(plan.selection, bound=plan.task.bound), method=plan.method,
-                    seeds=plan.seeds, seed=plan.seed, workers=plan.workers, folder=place,
-                    validate_every=plan.validate_every, patience=plan.patience,
-                    ledger=ledger, dataset_budget=dataset_budget, watch=watch,
-                )  # fmt: skip
-                outcome = search.fit_from(plan.task.source, len(train), resume=resume and (place / RUN).exists())
+        try:
+            for (strategy, epsilon), search in searches.items():
+                search = replace(search, ledger=ledger, dataset_budget=dataset_budget, watch=watch)
+                going_on = resume and (Path(str(search.folder)) / RUN).exists()
+                outcome = search.fit_from(plan.task.source, len(train), resume=going_on)
                 entries.append(_entry(plan, strategy, epsilon, outcome))
+        except SordinaError:
+            if not resume and not any((Path(str(one.folder)) / RUN).exists() for one in searches.values()):
+                held.forget()
+            raise
         comparison = Comparison(plan.task, plan.selection, tuple(entries))
         comparison.save(held)
     if any(entry.outcome.scheme.stopping is not None for entry in entries):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
+from sordina.gradients.wrapping import own_class
 from sordina.seam import Query, ScalarQuery, Scalars
 from sordina.training import Trainer
 from sordina.training.losses import Loss
@@ -35,7 +36,7 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
     parts = [model] if isinstance(model, nn.Linear) else list(model) if isinstance(model, nn.Sequential) else []
     parts = [part for part in parts if not (isinstance(part, nn.Dropout) and part.p == 0)]
     body = parts[1:] if parts and isinstance(parts[0], nn.Flatten) else parts
-    known = all(type(part) in (nn.Linear, *ACTIVATIONS) for part in body)
+    known = all(own_class(part) in (nn.Linear, *ACTIVATIONS) for part in body)
     trainable = all(parameter.requires_grad for parameter in model.parameters())
     return parts if body and known and trainable and any(isinstance(part, nn.Linear) for part in body) else None
 
