@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sordina as sd
-from sordina import journal, private_files, run_folder
+from sordina import private_files, run_folder
 from sordina.accounting import Composed, Gaussian, PoissonSampled, Repeated, from_dict
 from sordina.accounting.ledger import Status
 from sordina.errors import SordinaError
@@ -273,11 +273,6 @@ def any_ledger(monkeypatch):
     monkeypatch.setattr(reservations, "settle_once", lambda reservation, event: reservation.settle(event))
 
 
-def torn_lines_are_skipped(monkeypatch):
-    monkeypatch.setattr(Journal, "_at_line_start", lambda self: True)
-    monkeypatch.setattr(journal, "BLOCK", 0)
-
-
 def claimed_after_drawing(monkeypatch):
     def late(self, step, last, *, block=1):
         self.claimed, before = min(step, last), self.claimed
@@ -309,7 +304,7 @@ def model_without_its_hash(monkeypatch):
 
 
 FAULTS = [
-    no_lock, no_settings, any_ledger, torn_lines_are_skipped, claimed_after_drawing, refunds_what_was_left_out,
+    no_lock, no_settings, any_ledger, claimed_after_drawing, refunds_what_was_left_out,
     model_without_its_hash,
 ]  # fmt: skip
 HUNT = settings(QUICK, max_examples=60, phases=[Phase.generate], print_blob=False)
