@@ -36,6 +36,7 @@ bench: $(VENV)/.ready-dev+federated+llm+tables+bench
 # Kills, full disks, torn files and races on training and federations: the long form of tests/faults.
 storm: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.fuzz_arguments
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm_of_federations
 
 # 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
