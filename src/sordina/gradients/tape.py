@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sordina.errors import InvalidInput
@@ -17,23 +19,25 @@ from sordina.gradients.weights import Weights
 from sordina.seam import Query, ScalarQuery, Scalars
 
 
-@contextmanager
-def full_precision(device: str) -> Iterator[None]:
+def full_precision(device: str) -> AbstractContextManager[None]:
     """Norms and sums are taken in the precision of the parameters, also under autocast or with fast products."""
+    if torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled(device):
+        return _AS_IT_IS
+    return _precise(device)
+
+
+@contextmanager
+def _precise(device: str) -> Iterator[None]:
     fast = torch.get_float32_matmul_precision()
-    if fast != "highest":
-        torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision("highest")
     try:
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                yield
-        else:
+        with torch.autocast(device, enabled=False):
             yield
     finally:
-        if fast != "highest":
-            torch.set_float32_matmul_precision(fast)
+        torch.set_float32_matmul_precision(fast)
 
 
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
 ROUNDING = 5e-6
 """What norms of single precision may be off; said of answers in double precision, it would be too much."""
 
@@ -145,7 +149,7 @@ class GhostTape:
         if own.shape != (self.units,):
             raise InvalidInput(f"a query has one coefficient per unit ({self.units}), got shape {tuple(own.shape)}.")
         own = own.to(self.like)
-        return torch.where(own.abs() < torch.finfo(own.dtype).tiny, 0.0, own)
+        return F.hardshrink(own, torch.finfo(own.dtype).tiny)
 
     def _checked(self, direction: Tensor, group: int) -> Tensor:
         if direction.shape != (self.layouts[group].size,):
@@ -162,7 +166,10 @@ def _squares(terms: Sequence[Dense | Pair]) -> Tensor | None:
     sides = [term for term in terms if isinstance(term, Dense)]
     pairs = [term for term in terms if isinstance(term, Pair)]
     vectors = [*sides, *[pair.left for pair in pairs], *[pair.right for pair in pairs]]
-    norms = torch.stack([vector.norms().double() for vector in vectors])
+    found = [vector.norms() for vector in vectors]
+    if len({each.dtype for each in found}) > 1:
+        found = [each.double() for each in found]
+    norms = torch.stack(found).double()
     if not in_range(norms):
         for row, vector in zip(norms, vectors, strict=True):
             mend(row, vector.vectors)
@@ -193,4 +200,4 @@ def _contract(term: Term, weights: Weights, out: Tensor, poisoned: Tensor | None
 
 def _finite(norms: Tensor) -> bool:
     """Whether all norms are finite: a finite sum says so in one pass."""
-    return bool(norms.sum().isfinite()) or bool(norms.isfinite().all())
+    return math.isfinite(float(norms.sum())) or bool(norms.isfinite().all())
