@@ -42,6 +42,7 @@ storm: $(DEV)
 # 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
 random-models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gradients.random_models
+	OMP_NUM_THREADS=1 SORDINA_LONG=1 $(BIN)/python -m pytest -q tests/gradients/test_upper_bounds.py
 
 # Writes docs/reference/supported-models.md: every model there against brute force.
 supported-models: $(DEV)
