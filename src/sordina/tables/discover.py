@@ -31,7 +31,7 @@ from sordina.errors import InvalidInput
 from sordina.mechanisms import DiscreteLaplace
 from sordina.mechanisms.mechanism import source as generator
 from sordina.tables.files import Source, pieces
-from sordina.tables.prepare import present_texts, readable_numbers
+from sordina.tables.prepare import person_texts, present_texts, readable_numbers
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 from sordina.types import Adjacency, Budget, Guarantee, Unit
 
@@ -208,10 +208,11 @@ def _one_row_each(
     names = list(schema.unfilled)
     wanted = names if schema.person is None else [*names, schema.person]
     parts = list(pieces(table, wanted, **reading))
-    rows = {name: np.concatenate([part.columns[name] for part in parts] or [np.empty(0, object)]) for name in wanted}
+    rows = {name: np.concatenate([part.columns[name] for part in parts] or [np.empty(0, object)]) for name in names}
     kept: Any = slice(None)
     if schema.person is not None:
-        order = rng.permutation(len(rows[schema.person]))
-        _, first = np.unique(rows[schema.person][order].astype(str), return_index=True)
+        owners = np.array([text for part in parts for text in person_texts(part.columns[schema.person])], object)
+        order = rng.permutation(len(owners))
+        _, first = np.unique(owners[order], return_index=True)
         kept = order[first]
     return [(schema[name], rows[name][kept]) for name in names]

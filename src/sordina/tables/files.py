@@ -139,8 +139,16 @@ def _parquet_pieces(path: Path, wanted: list[str], rows_at_once: int) -> Iterato
     first = 1
     for batch in _parquet(path).iter_batches(batch_size=rows_at_once, columns=wanted):
         columns = {name: batch.column(batch.schema.get_field_index(name)) for name in wanted}
-        yield Piece({name: np.asarray(one.to_pandas()) for name, one in columns.items()}, first)
+        yield Piece({name: _arrow_values(one) for name, one in columns.items()}, first)
         first += batch.num_rows
+
+
+def _arrow_values(column: Any) -> NDArray[Any]:
+    """The values of a column; whole numbers too large for a float stay exact where one beside them is missing."""
+    from pyarrow import types
+
+    exact = types.is_integer(column.type) and column.null_count > 0
+    return np.asarray(column.to_pandas(integer_object_nulls=exact))
 
 
 def _frame_pieces(frame: Any, wanted: list[str], rows_at_once: int) -> Iterator[Piece]:

@@ -183,6 +183,18 @@ def present_texts(raw: NDArray[Any], column: ColumnSchema, schema: Schema) -> li
     return [text for text, gap in zip(texts, gaps.tolist(), strict=True) if not gap]
 
 
+def person_texts(raw: NDArray[Any]) -> list[str]:
+    """Whose row it is, as one text per person: however a piece of a table holds an id, it reads alike.
+
+    Spaces around an id do not count, nor whether a whole number is written 7, 7.0 or "7": with one missing id, a reader
+    turns all whole numbers of a piece into floats. All rows without an id count as one person's.
+
+    Args:
+        raw: The column of persons as it was read.
+    """
+    return [_text(value) for value in raw.tolist()]
+
+
 def category_codes(raw: NDArray[Any], column: ColumnSchema, schema: Schema, first: int) -> NDArray[np.int64]:
     """The position of each value in the column's list; the list's length for others, one more for missing.
 
@@ -208,7 +220,8 @@ def _read_numbers(
         return _dates(raw, column, schema)
     if raw.dtype.kind in "iufb":
         values = raw.astype(np.float64)
-        return values, np.isnan(values)
+        absent = [_number(text) for text in schema.missing_for(column) if _text(_number(text)) == text]
+        return values, np.isnan(values) | np.isin(values, absent)
     texts, gaps = _texts(raw, schema.missing_for(column))
     return _parsed(texts, gaps), gaps
 

@@ -15,7 +15,7 @@ from sordina.datasets import Task
 from sordina.errors import InvalidInput
 from sordina.sampling import Users
 from sordina.tables.files import Piece, Source, pieces
-from sordina.tables.prepare import category_codes, feature_names, features, numbers
+from sordina.tables.prepare import category_codes, feature_names, features, numbers, person_texts
 from sordina.tables.schema import ColumnKind, Schema
 
 
@@ -119,7 +119,7 @@ class _Reading:
         if self.target is not None:
             self.targets.append(_targets(piece, self.schema, self.target))
         if self.schema.person is not None:
-            texts = [str(value).strip() for value in piece.columns[self.schema.person].tolist()]
+            texts = person_texts(piece.columns[self.schema.person])
             codes = [self.persons.setdefault(text, len(self.persons)) for text in texts]
             self.owners.append(torch.tensor(codes, dtype=torch.int64))
         for name, parts in self.groups.items():
