@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -60,8 +61,18 @@ _STARTING, _OPEN, _FINISHED, _FAILED = "starting", "open", "finished", "failed"
 __all__ = [
     "CHECKPOINT", "JOURNAL", "LOCK", "METRICS", "MODEL", "MODELS", "MODEL_FILE", "MODEL_HASH", "PRIVACY", "RECIPE",
     "RESERVATION", "RESULT", "RESULTS", "RUN", "TABLE_MODEL", "FolderCondition", "FolderInUse", "FolderState",
-    "HeldReservation", "RunFolder", "fingerprint", "read_claim", "read_json", "state_of",
+    "HeldReservation", "RunFolder", "fingerprint", "read_claim", "read_facts", "read_json", "state_of",
 ]  # fmt: skip
+
+_NUMBER, _TEXT = (int, float), (str,)
+_FACTS: dict[str, tuple[type, ...]] = {
+    "epsilon": _NUMBER, "delta": _NUMBER, "noise_multiplier": _NUMBER, "leakage_limit": _NUMBER,
+    "steps": (int,), "rounds": (int,), "private": (bool,), "sound": (bool,), "releasable": (bool,),
+    "unit": _TEXT, "adjacency": _TEXT, "model": _TEXT, "placement": _TEXT, "accountant": _TEXT, "clipping": _TEXT,
+    "statement": _TEXT, "guarantee": _TEXT, "details": (dict,), "versions": (dict,), "event": (dict,),
+    "sampler": (dict,), "caveats": (list,), "leakage_per_client": (list,), MODEL_HASH: _TEXT, MODEL_FILE: _TEXT,
+}  # fmt: skip
+"""What the facts of `PRIVACY` are made of; a fact may also be missing, or null."""
 
 
 class FolderState(str, Enum):
@@ -230,7 +241,7 @@ class RunFolder:
 
     def has(self, name: str) -> bool:
         """Whether there is anything called ``name``."""
-        return (self.path / name).exists()
+        return os.path.lexists(self.path / name)
 
     def finish(
         self,
@@ -372,7 +383,7 @@ def read_claim(path: str | Path) -> dict[str, Any]:
         path: The folder of a finished run. One of version 0.1 names no model and is believed.
     """
     path = Path(path)
-    facts = read_json(path / PRIVACY)
+    facts = read_facts(path / PRIVACY)
     told, named = facts.get(MODEL_HASH), facts.get(MODEL_FILE)
     name = named if named in (MODELS, TABLE_MODEL) else MODEL
     if told is not None and told != private_files.sha256(path / name):
@@ -380,6 +391,20 @@ def read_claim(path: str | Path) -> dict[str, Any]:
             f"{path / PRIVACY} speaks of another model than {path / name}: its claim does not hold for this one. "
             "Resume the run if it was interrupted; otherwise get the run's own model."
         )
+    return facts
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What the ``privacy.json`` at ``path`` says, every known fact of the kind it should be; else refused.
+
+    Args:
+        path: The file.
+    """
+    facts = read_json(path)
+    for name, kinds in _FACTS.items():
+        value = facts.get(name)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise InvalidInput(f"{path} is damaged: its {name!r} is a {type(value).__name__}.")
     return facts
 
 

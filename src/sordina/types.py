@@ -7,6 +7,7 @@ trusting whom (trust) it holds; claims that differ in these do not add up.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from enum import Enum
@@ -67,6 +68,18 @@ def check_positive(name: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise InvalidInput(f"{name} must be positive and finite, got {value}.")
     return float(value)
+
+
+def check_seed(seed: int) -> int:
+    """Return ``seed`` if every generator takes it, a whole number from 0 to 2^64 - 1, else refuse it."""
+    try:
+        whole = operator.index(seed)
+    except TypeError:
+        whole = -1
+    if isinstance(seed, bool) or not 0 <= whole < 1 << 64:
+        shown = seed if isinstance(seed, (int, float)) else f"a {type(seed).__name__}"
+        raise InvalidInput(f"a seed is a whole number from 0 to 2^64 - 1, got {shown}.")
+    return whole
 
 
 def format_up(value: float, digits: int = 4) -> str:

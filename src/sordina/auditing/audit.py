@@ -29,7 +29,7 @@ from sordina.auditing.one_run import OneRun, PairedRun
 from sordina.auditing.result import AttackResult, Audit
 from sordina.auditing.scores import BoolArray, Scores
 from sordina.errors import InvalidInput
-from sordina.types import Adjacency, Guarantee, check_delta
+from sordina.types import Adjacency, Guarantee, check_delta, check_seed
 
 ATTACKS = ("loss", "noisy", "shadow", "lira-online", "lira-offline", "attack-model")
 """The names that `audit` knows; all but the first two train shadow models."""
@@ -80,7 +80,7 @@ def audit(
     each = shared_confidence(confidence, len(attacks))
     if not attacks:
         raise InvalidInput(f"an audit needs at least one attack. Choose from {', '.join(ATTACKS)}.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(None if seed is None else check_seed(seed))
     delta = check_delta(delta if delta is not None else claim.delta if claim is not None else 1e-5)
     rows = _Rows.of(as_samples(members), as_samples(non_members), tuning, rng)
     target = as_target(model, rows.samples, embedding)

@@ -71,6 +71,7 @@ def open_federated(folder: Path) -> Subject:
     """The run that ``sordina federate --out`` left in ``folder``."""
     try:
         privacy = read_claim(folder)
+        unit, claim = Unit(privacy["unit"]), _claim(privacy)
         recipe = Recipe(**read_json(folder / RECIPE))
         models = torch.from_numpy(
             np.load(io.BytesIO(private_files.read(folder / MODELS)), allow_pickle=False)["models"]
@@ -83,7 +84,7 @@ def open_federated(folder: Path) -> Subject:
         raise InvalidInput(f"{folder} does not say which clients took part: run `sordina federate` again.")
     problem = recipe.problem(randomness.generator(recipe.seed))
     train, held_out = problem.train, problem.held_out
-    if privacy["unit"] == Unit.RECORD.value or len(held_out) < _FEWEST:
+    if unit is Unit.RECORD or len(held_out) < _FEWEST:
         train, held_out = _rows(train), _rows(held_out)
     everybody = Population(
         torch.cat([train.x, held_out.x]),
@@ -95,8 +96,8 @@ def open_federated(folder: Path) -> Subject:
         Clients(problem.objective, models, everybody),
         Samples(numbers[: len(train)]),
         Samples(numbers[len(train) :]),
-        _claim(privacy),
-        privacy["delta"] or recipe.delta,
+        claim,
+        privacy.get("delta") or recipe.delta,
     )
 
 

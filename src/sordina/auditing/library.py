@@ -18,7 +18,7 @@ import numpy as np
 
 from sordina import randomness
 from sordina.accounting import Event
-from sordina.auditing.bounds import Bound, TwoRates, best_threshold, rates_at
+from sordina.auditing.bounds import Bound, TwoRates, best_threshold, check_confidence, rates_at
 from sordina.auditing.canaries import CanaryTrial, Trace, Trial, energy, likelihood
 from sordina.auditing.family import GaussianFamily
 from sordina.auditing.faults import fault
@@ -121,11 +121,12 @@ def audit_training(
     progress: Progress = silent,
 ) -> AttackResult:
     """Audit training at a budget, by name: what ``sordina audit canaries`` was asked for."""
+    check_confidence(confidence)
+    rng = randomness.generator(seed)
     plan = make_plan(Budget(epsilon, delta), Poisson(rate * _POPULATION, _POPULATION), steps)
     trial = CanaryTrial(
         plan, named(clipping, None), canaries=one_run or 1, fault=None if plant is None else fault(plant)
     )
-    rng = randomness.generator(seed)
     if one_run is not None:
         return audit_one_run(trial, rng, confidence=confidence)
     return audit_runs(trial, runs, rng, confidence=confidence, progress=progress)

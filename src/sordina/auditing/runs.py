@@ -20,7 +20,7 @@ from sordina.auditing.studies.reconstruction import ReconstructionStudy
 from sordina.auditing.subject import Subject
 from sordina.errors import InvalidInput
 from sordina.training.recipe import open_run
-from sordina.types import Adjacency, Guarantee, Unit
+from sordina.types import Adjacency, Guarantee, Unit, check_seed
 
 
 def audit_run(
@@ -41,7 +41,7 @@ def audit_run(
     """
     if rows < 10:
         raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(None if seed is None else check_seed(seed))
     subject = open_subject(Path(folder))
     members = min(rows, len(subject.members))
     calibrated = any(name in SHADOWED for name in attacks)
@@ -74,13 +74,16 @@ def open_subject(folder: Path) -> Subject:
 
 def claim_of(privacy: dict[str, Any]) -> Guarantee:
     """The guarantee that a run's ``privacy.json`` states; infinite if it was trained without privacy."""
-    epsilon = privacy["epsilon"]
-    return Guarantee(
-        math.inf if epsilon is None else float(epsilon),
-        float(privacy["delta"]),
-        Adjacency(privacy["adjacency"]),
-        Unit(privacy["unit"]),
-    )
+    try:
+        epsilon = privacy["epsilon"]
+        return Guarantee(
+            math.inf if epsilon is None else float(epsilon),
+            float(privacy["delta"]),
+            Adjacency(privacy["adjacency"]),
+            Unit(privacy["unit"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("the run's privacy.json states no guarantee to hold an audit against.") from error
 
 
 def write_audit(found: Audit, folder: str | Path, facts: dict[str, Any] | None = None) -> Path:

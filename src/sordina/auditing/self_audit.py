@@ -24,6 +24,7 @@ from sordina.auditing.planted import planted_faults
 from sordina.auditing.self_checks import CheckResult, checks
 from sordina.auditing.studies.soundness import Soundness, soundness_study
 from sordina.errors import InvalidInput
+from sordina.training.plan import check_whole
 
 Bar = Callable[[str], Callable[[int, int], None]]
 """Starts a stage of the progress and gives what to call with (done, total)."""
@@ -83,6 +84,7 @@ def self_audit(
     """
     if repeats < 1 or audits < 0:
         raise InvalidInput(f"repeats must be at least 1 and audits not negative, got {repeats} and {audits}.")
+    check_whole("canaries", canaries)
     rng = random.generator(seed)
     held = _run_checks(repeats, rng, progress("checks"))
     caught = _run_faults(rng, progress("planted faults"))

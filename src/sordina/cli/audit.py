@@ -268,13 +268,18 @@ def _bars(*, shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    progress = Progress(console=Console(stderr=True), transient=True)
 
-        def start(stage: str) -> Callable[[int, int], None]:
-            task = progress.add_task(stage, total=None)
-            return lambda done, total: progress.update(task, completed=done, total=total)
+    def start(stage: str) -> Callable[[int, int], None]:
+        progress.start()
+        task = progress.add_task(stage, total=None)
+        return lambda done, total: progress.update(task, completed=done, total=total)
 
+    try:
         yield start
+    finally:
+        if progress.live.is_started:  # an empty display would leave an empty line
+            progress.stop()
 
 
 @contextmanager

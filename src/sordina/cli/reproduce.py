@@ -39,7 +39,7 @@ def reproduce(
     from sordina.reproduction.write import plain
     from sordina.tuning.workers import cores
 
-    made = run(name, scale, out, workers=workers or cores(), resume=resume, show=not as_json)
+    made = run(name, scale, out, workers=cores() if workers is None else workers, resume=resume, show=not as_json)
     if as_json:
         say_json(plain(made.facts()))
     else:

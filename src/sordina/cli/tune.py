@@ -60,7 +60,8 @@ def tune(
     )
     plan = Plan(
         task, strategy or ["online"], epsilon or [3.0], delta, granularity, runs, selection=chosen, method=method,
-        seeds=seeds, seed=seed, validate_every=validate_every, patience=patience, workers=workers or cores(),
+        seeds=seeds, seed=seed, validate_every=validate_every, patience=patience,
+        workers=cores() if workers is None else workers,
     )  # fmt: skip
     found = compare(
         plan, out, resume=resume, ledger=booked_on(ledger, dataset_budget),

@@ -26,7 +26,7 @@ from sordina.estimators.model_file import pack, unpack
 from sordina.run_folder import TABLE_MODEL, RunFolder, read_claim
 from sordina.tables import PreparedTable, Schema, feature_names, pieces, read_table
 from sordina.tables.prepare import features
-from sordina.types import Budget, delta_warning
+from sordina.types import Budget, check_seed, delta_warning
 
 MODELS: dict[str, dict[Task, type[PrivateEstimator]]] = {
     "logistic": {Task.CLASSIFICATION: LogisticRegression},
@@ -174,6 +174,8 @@ def train_table(
         raise InvalidInput("state a test table or a test share, not both.")
     if test_share is not None and not 0 < test_share < 1:
         raise InvalidInput(f"the test share must lie between 0 and 1, got {test_share}.")
+    if seed is not None:
+        check_seed(seed)
     schema = Schema.load(schema).complete()
     table = read_table(source, schema, encoding=encoding, separator=separator)
     held = None if test is None else read_table(test, schema, encoding=encoding, separator=separator)

@@ -39,7 +39,7 @@ from sordina.federated.strategies.steady_pfl import spread
 from sordina.federated.weather import Weather, hostile_of
 from sordina.sampling import FixedSize, Poisson, Sampler
 from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit, check_positive
+from sordina.types import Budget, Unit, check_positive, check_seed
 
 _STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
 """The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
@@ -65,6 +65,7 @@ class Habits:
     """A public number near the records of a client, to divide record-level sums by (UCI prints Adult's 32 561)."""
 
 
+MOST_HYPOTHESES = 10_000
 HABITS = {
     "synthetic": Habits(200, 7, 0.1, 10, patience=6, steady_rate=5.0),
     "synthetic-fairness": Habits(200, 50, 0.1, 10, patience=6, steady_rate=5.0),
@@ -129,8 +130,8 @@ class Recipe:
             raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(CLIPPINGS)}.")
         if self.engine not in ENGINES:
             raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
-        if self.hypotheses < 1:
-            raise InvalidInput(f"at least one hypothesis, got {self.hypotheses}.")
+        if not 1 <= self.hypotheses <= MOST_HYPOTHESES:
+            raise InvalidInput(f"the hypotheses are 1 to {MOST_HYPOTHESES}, got {self.hypotheses}.")
         if self.placed == "record" and self.strategy != "fedsgd":
             raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
         if self.compress.startswith("top") and self.strategy.startswith("metric-pfl"):
@@ -147,11 +148,23 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name.replace('_', ' ')} must be at least 1, got {value}.")
-        for name in ("local_rate", "server_rate"):
+        for name in ("local_rate", "server_rate", "inner_rate", "noise", "threshold"):
             if getattr(self, name) is not None:
                 check_positive(name.replace("_", " "), getattr(self, name))
-        if self.seed is not None and self.seed < 0:
-            raise InvalidInput(f"a seed must not be negative, got {self.seed}.")
+        if self.epochs < 1:
+            raise InvalidInput(f"epochs must be at least 1, got {self.epochs}.")
+        if not 0 <= self.mu < math.inf:
+            raise InvalidInput(f"mu must be finite and not negative, got {self.mu}.")
+        if not 0 <= self.prune < 1:
+            raise InvalidInput(f"the share of weights to prune must lie in [0, 1), got {self.prune}.")
+        if self.patience is not None and self.patience < 0:
+            raise InvalidInput(f"patience must not be negative, got {self.patience}.")
+        for seed in (self.seed, self.data_seed):
+            if seed is not None:
+                check_seed(seed)
+        Budget(self.epsilon, self.delta)
+        Weather(self.dropout, self.late, hostile_of(self.hostile))
+        radius_of(self.radius)
 
     @property
     def placed(self) -> str:
@@ -173,6 +186,8 @@ class Recipe:
         habits = HABITS[self.data]
         if self.clients_per_round is not None and self.clients_per_round > clients:
             raise InvalidInput(f"clients per round must lie in [1, {clients}], got {self.clients_per_round}.")
+        if absent := [client for client in self.weather.hostile if client >= clients]:
+            raise InvalidInput(f"client {absent[0]} cannot misbehave: the clients are 0 to {clients - 1}.")
         per_round = min(self.clients_per_round or habits.clients_per_round, clients)
         steps = LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
         steady = self.strategy == "metric-pfl-steady"

@@ -49,6 +49,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from randomgen import AESCounter
 
 from sordina.errors import InvalidInput
+from sordina.types import check_seed
 
 STALE_AFTER = 1.0
 """Seconds between two draws after which a secure generator takes a new key: far below the time a snapshot takes."""
@@ -159,7 +160,7 @@ def seeded(seed: int) -> np.random.Generator:
     >>> releasable(seeded(0))
     False
     """
-    return np.random.default_rng(seed)
+    return np.random.default_rng(check_seed(seed))
 
 
 def generator(seed: int | None = None) -> np.random.Generator:

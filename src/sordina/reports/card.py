@@ -8,6 +8,7 @@ read, and as JSON.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
         "event": claim.get("event", UNSTATED),
         "releasable": claim.get("releasable", UNSTATED),
         "not_covered": claim.get("caveats", []),
-        "utility": read_json(scores) if scores.is_file() else UNSTATED,
+        "utility": read_json(scores) if os.path.lexists(scores) else UNSTATED,
         "model_sha256": claim.get("model_sha256", UNSTATED),
         "versions": claim.get("versions", UNSTATED),
         "attacks": UNSTATED,

@@ -17,19 +17,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from sordina import private_files
 from sordina.accounting.ledger import Ledger
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, SordinaError
 from sordina.reports.attacked import attacks, fairness, reconstructions
 from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
 from sordina.reports.verification import Verification, verify
+from sordina.run_folder import read_facts, read_json
 
 _MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json")
 _FIRST = re.compile(r"\b(?:initial|threshold|C)=([0-9.eE+-]+)")
@@ -68,12 +71,24 @@ def distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
 def run(folder: str | Path) -> Run:
     """The facts of one folder."""
     folder = Path(folder)
-    if not any((folder / mark).is_file() for mark in _MARKS):
+    if not any(os.path.lexists(folder / mark) for mark in _MARKS):
         raise InvalidInput(
             f"{folder} is not a run: none of {', '.join(_MARKS)} is there. Give a folder that `sordina train`, "
             "`federate` or `audit` wrote with --out."
         )
-    privacy, result = _object(folder / "privacy.json"), _object(folder / "result.json")
+    try:
+        return _run(folder)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        if isinstance(error, SordinaError):
+            raise
+        raise InvalidInput(
+            f"{folder} does not read as a run ({type(error).__name__} in its files): they were changed, or written by "
+            "another program."
+        ) from error
+
+
+def _run(folder: Path) -> Run:
+    privacy, result = _object(folder / "privacy.json", read_facts), _object(folder / "result.json")
     recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
     history = _history(folder / "metrics.jsonl", privacy)
     audited = _object(folder / "audit.json")
@@ -166,17 +181,18 @@ def _claimed(audited: dict[str, Any]) -> Claim:
 
 def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:
     """The lines in order of steps; a private training run starts at step 0, with its first threshold."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return ()
     moments: dict[int, Moment] = {}
     first = _FIRST.search(str(privacy.get("clipping", "")))
     if privacy.get("private"):
         moments[0] = Moment(0, epsilon=0.0, threshold=float(first[1]) if first else None)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(private_files.read(path).splitlines(), 1):
         try:
             moment = _moment(json.loads(line))
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise InvalidInput(f"{path}, line {number}: not a line of metrics ({error}).") from error
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
+            reason = type(error).__name__
+            raise InvalidInput(f"{path}, line {number}: not a line of metrics ({reason}).") from error
         moments[moment.step] = moment
     return tuple(moments[step] for step in sorted(moments))
 
@@ -222,14 +238,6 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f"{path} is not JSON: {error}. Was the run interrupted while it wrote?") from error
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{path} holds no JSON object, so it was not written by Sordina.")
-    return value
+def _object(path: Path, read: Callable[[Path], dict[str, Any]] = read_json) -> dict[str, Any]:
+    """The JSON object in ``path``; empty if there is no such file, refused if anything else is there."""
+    return read(path) if os.path.lexists(path) else {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sordina.errors import InvalidInput
+from sordina import private_files
 from sordina.reports import sections
 from sordina.reports.facts import Report
 from sordina.reports.page import render
@@ -18,17 +17,8 @@ def write(report: Report, where: str | Path, order: Sequence[Callable[[Report], 
     page = Path(where)
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / "report.html"
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        _atomically(page.with_suffix(".json"), json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
-        _atomically(page, render(report, order))
-    except OSError as error:
-        raise InvalidInput(f"cannot write the report to {page}: {error.strerror}. Choose another --out.") from error
+    facts = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
+    private_files.make_folder(page.parent)
+    private_files.write(page.with_suffix(".json"), facts.encode())
+    private_files.write(page, render(report, order).encode())
     return page
-
-
-def _atomically(path: Path, text: str) -> None:
-    """Old or new, never half: an interrupt must not leave a torn report."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)

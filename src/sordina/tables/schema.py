@@ -43,6 +43,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from sordina import private_files
 from sordina.errors import InvalidInput
 
 if sys.version_info >= (3, 11):
@@ -210,7 +211,7 @@ class Schema:
         if isinstance(source, Mapping):
             return _from_mapping(source)
         try:
-            text = Path(source).read_bytes().decode("utf-8")
+            text = private_files.read(Path(source)).decode("utf-8")
             return _from_mapping(tomllib.loads(text))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"

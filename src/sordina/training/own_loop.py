@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,10 +18,12 @@ from sordina.errors import InvalidInput
 from sordina.sampling import FixedSize, Poisson, Sampler, Users
 from sordina.training.batches import Collate, as_rows
 from sordina.training.keeping import RunKeeper
-from sordina.training.plan import check_whole, make_plan
+from sordina.training.plan import check_steps, check_whole, make_plan
 from sordina.training.private import Private
 from sordina.training.rate import Rate
 from sordina.types import Budget, Unit
+
+MOST_EPOCHS = 1e12
 
 
 def make_sampler(kind: str, batch_size: int, population: int) -> Sampler:
@@ -39,11 +41,12 @@ def make_schedule(
     """The sampler and the number of steps of a run over ``units`` units."""
     population = units if population is None else check_whole("population", population)
     sampler = make_sampler(sampling, batch_size, population)
-    if steps is not None:
-        return sampler, steps
-    if not (isinstance(epochs, (int, float)) and math.isfinite(epochs) and epochs > 0):
-        raise InvalidInput(f"epochs must be positive and finite, got {epochs!r}.")
-    return sampler, max(1, round(epochs * population / batch_size))
+    if steps is None:
+        if isinstance(epochs, bool) or not isinstance(epochs, (int, float, np.number)) or not 0 < epochs < MOST_EPOCHS:
+            raise InvalidInput(f"epochs must be positive and at most {MOST_EPOCHS:.0e}, got {epochs!r:.40}.")
+        steps = max(1, round(float(epochs) * population / batch_size))
+    check_steps(steps)
+    return sampler, steps
 
 
 def make_private(

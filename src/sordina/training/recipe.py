@@ -24,7 +24,7 @@ from sordina.training.own_loop import make_schedule
 from sordina.training.plan import make_plan
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer
-from sordina.types import Budget
+from sordina.types import Budget, check_seed
 
 POPULATIONS = {"digits": 1437, "adult": 32561, "mnist": 60000, "fashion-mnist": 60000, "ag-news": None}
 """The public sizes of the training sets; None where it depends on what the user has."""
@@ -63,6 +63,8 @@ class Recipe:
         if self.clipping not in clipping.names.NAMES:
             raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(clipping.names.NAMES)}.")
         Budget(self.epsilon, self.delta)
+        if self.seed is not None:
+            check_seed(self.seed)
         if self.batch_size < 1:
             raise InvalidInput(f"batch size must be at least 1, got {self.batch_size}.")
         if self.microbatch is not None and self.microbatch < 1:

@@ -28,6 +28,7 @@ from sordina.training import Trainer
 from sordina.training.batches import as_rows
 from sordina.training.data_checks import check_takes
 from sordina.training.own_loop import make_schedule
+from sordina.training.plan import check_whole
 from sordina.training.reservations import check_pair, reserve_once, settle_once
 from sordina.tuning import secret
 from sordina.tuning.choice import Choice, choose
@@ -36,11 +37,11 @@ from sordina.tuning.outcome import Outcome
 from sordina.tuning.run import Brief, MakeTrainer, Order, Result, finished, trained
 from sordina.tuning.scheme import COMPOSITION, STOPPING, Schedule, Scheme, make_scheme
 from sordina.tuning.selection import Kind, Selection, selection_of
-from sordina.tuning.space import Configuration, Space
+from sordina.tuning.space import MOST_RUNS, Configuration, Space
 from sordina.tuning.stacked import stackable
 from sordina.tuning.strategies import Fields, fields_of
 from sordina.tuning.workers import Given, Source, carry_out
-from sordina.types import Budget, Unit, format_up
+from sordina.types import Budget, Unit, check_seed, format_up
 
 Watch = Callable[[Path], AbstractContextManager[Any]]
 """Shows a search in a folder while it runs."""
@@ -122,10 +123,13 @@ class Search:
     def _check(self, resume: bool) -> Selection:
         selection = selection_of(self.selection)
         check_pair(self.ledger, self.dataset_budget)
-        if self.seeds < 1 or self.workers < 1:
-            raise InvalidInput(f"seeds and workers are at least 1, got {self.seeds} and {self.workers}.")
-        if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise InvalidInput(f"a seed is a whole number from 0 to 2^64 - 1, got {self.seed}.")
+        for name in ("seeds", "workers", "validate_every", "patience"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        if self.space.runs * self.seeds > MOST_RUNS:
+            raise InvalidInput(f"a search has at most {MOST_RUNS} runs, not {self.space.runs} times {self.seeds}.")
+        if self.seed is not None:
+            check_seed(self.seed)
         if self.patience is not None and not selection.exact:
             raise InvalidInput(
                 "patience looks at validation scores, which private selection does not reveal: leave it out, or "

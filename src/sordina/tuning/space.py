@@ -17,6 +17,8 @@ import numpy as np
 from sordina.errors import InvalidInput
 
 Configuration: TypeAlias = dict[str, Any]
+MOST_RUNS = 1_000_000
+"""More runs than anybody waits for: a number beyond it is a mistake."""
 
 
 class Space(Protocol):
@@ -156,8 +158,8 @@ class Random:
     runs: int
 
     def __post_init__(self) -> None:
-        if self.runs < 1:
-            raise InvalidInput(f"a random search needs at least one run, got {self.runs}.")
+        if not 1 <= self.runs <= MOST_RUNS:
+            raise InvalidInput(f"a random search has 1 to {MOST_RUNS} runs, got {self.runs}.")
         Grid({name: axis for name, axis in self.axes.items() if not isinstance(axis, Between)})
 
     def configurations(self, rng: np.random.Generator) -> list[Configuration]:

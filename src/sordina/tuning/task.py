@@ -18,7 +18,7 @@ from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
 from sordina.training import Trainer
 from sordina.training.losses import Loss
-from sordina.types import Budget
+from sordina.types import Budget, check_seed
 
 _LOSSES: dict[Task, Loss] = {
     Task.CLASSIFICATION: nn.functional.cross_entropy,
@@ -54,8 +54,7 @@ class Named:
                 raise InvalidInput(f"{name} must be at least 1, got {count}.")
         if not 0 < self.epochs < math.inf:
             raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
-        if not 0 <= self.split_seed < 1 << 64:
-            raise InvalidInput(f"a seed is a whole number from 0 to 2^64 - 1, got {self.split_seed}.")
+        check_seed(self.split_seed)
 
     def data(self) -> Data:
         """The data set, cut to ``rows`` and ``test_rows``; loaded once per process."""

@@ -21,6 +21,7 @@ from torch.nn import functional
 from sordina.auditing.membership.samples import Samples
 from sordina.auditing.membership.target import squared_errors, token_losses
 from sordina.errors import InvalidInput, Unsupported
+from sordina.training.plan import check_whole
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -44,6 +45,10 @@ class Recipe:
     optimizer: str = "adam"
     weight_decay: float = 0.0
     momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs)
+        check_whole("batch_size", self.batch_size)
 
     def build_optimizer(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
         """The optimiser over ``parameters``; elementwise, so it may run on stacked models."""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sordina import datasets, randomness
-from sordina.auditing.bounds import Bound, TwoRates, shared_confidence
+from sordina.auditing.bounds import Bound, TwoRates, check_confidence, shared_confidence
 from sordina.auditing.membership.attack import Attack, Loss, Neighbours
 from sordina.auditing.membership.calibrated import ShadowDifference
 from sordina.auditing.membership.noisy import NoisyNeighbours
@@ -31,6 +31,7 @@ from sordina.auditing.one_run import OneRun
 from sordina.auditing.result import AttackResult, Audit
 from sordina.auditing.scores import BoolArray, Scores
 from sordina.errors import InvalidInput
+from sordina.training.plan import check_whole
 
 RECIPE = Recipe(epochs=12, batch_size=16, learning_rate=3e-3)
 """Until the model knows its training sequences better than others, but far from by heart."""
@@ -139,11 +140,14 @@ def language_study(
     rows and others, a stronger adversary at several times the cost. ``tuned`` rows of each side serve the search for
     sigma and the thresholds; the attacks are reported on ``audited`` others.
     """
+    for name, count in (("members", members), ("audited", audited), ("shadows", shadows), ("neighbours", neighbours)):
+        check_whole(name, count)
+    check_confidence(confidence)
     rng = randomness.seeded(seed)
     corpus = load_corpus(members, audited, tuned, length, vocabulary, rng)
 
     def build(index: int) -> nn.Module:
-        return small_gpt2(len(corpus.vocabulary), length, width=width, seed=1000 * seed + index)
+        return small_gpt2(len(corpus.vocabulary), length, width=width, seed=(1000 * seed + index) % (1 << 64))
 
     start = time.process_time()
     (model,) = train_loop([build(0)], [corpus.members], recipe, [rng], progress("target"))

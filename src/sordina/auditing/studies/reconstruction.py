@@ -106,12 +106,14 @@ def reconstruction_study(
         if attack not in ATTACKS:
             raise InvalidInput(f"no inversion is called {attack!r}. Choose one of {', '.join(ATTACKS)}.")
         attack = ATTACKS[attack]
+    rng = randomness.seeded(seed)
     data = datasets.load(dataset)
+    if images > len(data.test):
+        raise InvalidInput(f"{dataset} has {len(data.test)} test images, not {images}.")
     inputs, labels = (tensor[:images] for tensor in data.test.tensors)
     if inputs.dim() != 4 or inputs.shape[-1] != inputs.shape[-2]:
         raise InvalidInput(f"{dataset} does not hold square images.")
     model = sigmoid_network(inputs.shape[-1], data.classes or 10, inputs.shape[1], seed=seed)
-    rng = randomness.seeded(seed)
     chosen = list(defences) or named_defences()
     found = []
     for position, defence in enumerate(chosen):
