@@ -77,9 +77,8 @@ def open_federated(folder: Path) -> Subject:
             np.load(io.BytesIO(private_files.read(folder / MODELS)), allow_pickle=False)["models"]
         )
     except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(f"{folder} is not the folder of a finished `sordina federate` run: {error}.") from error
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"{folder} is not the folder of a finished `sordina federate` run: {reason}") from error
     if recipe.seed is None and recipe.data_seed is None:
         raise InvalidInput(f"{folder} does not say which clients took part: run `sordina federate` again.")
     problem = recipe.problem(randomness.generator(recipe.seed))

@@ -131,7 +131,7 @@ class Recipe:
         if self.engine not in ENGINES:
             raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
         if not 1 <= self.hypotheses <= MOST_HYPOTHESES:
-            raise InvalidInput(f"the hypotheses are 1 to {MOST_HYPOTHESES}, got {self.hypotheses}.")
+            raise InvalidInput(f"at least one hypothesis, at most {MOST_HYPOTHESES}, got {self.hypotheses}.")
         if self.placed == "record" and self.strategy != "fedsgd":
             raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
         if self.compress.startswith("top") and self.strategy.startswith("metric-pfl"):
@@ -148,7 +148,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name.replace('_', ' ')} must be at least 1, got {value}.")
-        for name in ("local_rate", "server_rate", "inner_rate", "noise", "threshold"):
+        check_positive("noise multiplier nu", self.noise)
+        for name in ("local_rate", "server_rate", "inner_rate", "threshold"):
             if getattr(self, name) is not None:
                 check_positive(name.replace("_", " "), getattr(self, name))
         if self.epochs < 1:
