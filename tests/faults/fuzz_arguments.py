@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 import sordina as sd
 from sordina import accounting, clipping, mechanisms, sampling
@@ -28,6 +29,13 @@ BAD: tuple[Any, ...] = (
 SECONDS = 20
 STEP = accounting.PoissonSampled(0.01, accounting.Gaussian(1.0))
 BUDGET = Budget(1.0, 1e-5)
+
+
+def _make_private(**given: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sd.make_private(model, optimizer, (torch.zeros(8, 2), torch.zeros(8, 1)), budget=Budget(INF, 0.0), **given)
+
 
 GOOD: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Budget": (Budget, {"epsilon": 1.0, "delta": 1e-5}),
@@ -81,6 +89,10 @@ GOOD: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Trailing": (clipping.Trailing, {"window": 10, "initial": 1.0, "factor": 4.0}),
     "Sector": (clipping.Sector, {"high": 1.0, "low": 0.0, "angle": 1.5, "memory": 0.9}),
     "Decay": (clipping.Decay, {"first": 0.4, "halving": 25.0, "power": 2.0}),
+    "make_private": (
+        _make_private,
+        {"batch_size": 4, "steps": 2, "microbatch": None, "seed": 0, "clipping": None, "learning_rate": None},
+    ),
     "clipping by name": (clipping.named, {"name": "fixed", "threshold": 1.0}),
 } | {
     f"{name}.{asked}": (getattr(accounting.accountant(name), asked), {"event": accounting.Gaussian(2.0), given: value})

@@ -12,6 +12,7 @@ from torch import nn
 
 from sordina import randomness
 from sordina.accounting.ledger import Ledger
+from sordina.arguments import checked
 from sordina.clipping import Online, Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput
@@ -49,6 +50,7 @@ def make_schedule(
     return sampler, steps
 
 
+@checked
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -106,6 +108,11 @@ def make_private(
         checkpoint_every: Steps between checkpoints; left out, as often as is cheap.
         collate_fn: What makes a batch of a list of items, for data sets of items of different sizes.
     """
+    for name, rule in (("clipping", clipping), ("learning_rate", learning_rate)):
+        if not (rule is None or isinstance(rule, PerLayer) or callable(getattr(rule, "init", None))):
+            raise InvalidInput(
+                f"{name} is a rule of sordina.clipping or sordina.training, got a {type(rule).__name__}."
+            )
     units = len(users) if users is not None else as_rows(data).size
     if not units:
         raise InvalidInput("the data are empty: there is nobody to train on.")
