@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 import torch
@@ -252,3 +253,33 @@ def test_a_refused_budget_leaves_the_folder_free(make_model, data, tmp_path, led
             dataset_budget="people",
         ).fit(data)  # fmt: skip
     assert not (tmp_path / "run" / RUN).exists()
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["before a checkpoint", "after"])
+def test_a_copied_folder_is_not_a_second_run_on_one_reservation(make_model, data, tmp_path, ledger, saved):
+    """Both copies would draw the remaining steps with fresh noise, and one reservation would pay for both."""
+    options = {"ledger": ledger, "dataset_budget": "people", "checkpoint_every": 2 if saved else 1000, "steps": 100}
+    interrupted(make_model(), data, folder=tmp_path / "run", **options)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    trainer(make_model(), folder=tmp_path / "run", **options).fit(data, resume=True)
+    before = (tmp_path / "copy" / JOURNAL).read_bytes()
+    with pytest.raises(InvalidInput, match="settled already"):
+        trainer(make_model(), folder=tmp_path / "copy", **options).fit(data, resume=True)
+    assert (tmp_path / "copy" / JOURNAL).read_bytes() == before
+    assert not (tmp_path / "copy" / PRIVACY).exists()
+
+
+def test_a_copy_that_ran_at_the_same_time_gives_out_no_model(make_model, data, tmp_path, ledger):
+    options = {"ledger": ledger, "dataset_budget": "people", "steps": 100}
+    interrupted(make_model(), data, folder=tmp_path / "run", **options)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    class OtherEnds(StopAt):
+        def report(self, entry):
+            if entry["step"] == self.step:
+                trainer(make_model(), folder=tmp_path / "run", **options).fit(data, resume=True)
+
+    with pytest.raises(InvalidInput, match="settled already"):
+        trainer(make_model(), folder=tmp_path / "copy", callbacks=[OtherEnds(90)], **options).fit(data, resume=True)
+    assert not (tmp_path / "copy" / MODEL).exists()
+    assert not (tmp_path / "copy" / PRIVACY).exists()

@@ -38,8 +38,8 @@ from sordina.federated.recipe import Finished, Recipe
 from sordina.federated.run import Method, Progress, Round, Seen
 from sordina.federated.validation import Score
 from sordina.federated.wire import pack, unpack
-from sordina.run_folder import JOURNAL, RECIPE, RESULT, RunFolder, read_json
-from sordina.training.reservations import check_pair, reserve_once, settle_once
+from sordina.run_folder import JOURNAL, PRIVACY, RECIPE, RESULT, RunFolder, read_json
+from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 
 CHECKPOINT = "checkpoint.bin"
 _STATE, _PRIVACY, _BEST, _COUNTS = "state", "privacy", "best", "participations"
@@ -94,6 +94,10 @@ class FederationKeeper:
             self.folder, self.ledger, self.dataset, planned.event, what=f"federate {recipe.data} {recipe.strategy}",
             adjacency=planned.adjacency, unit=planned.unit,
         )  # fmt: skip
+        if not self.folder.finished:
+            refuse_settled_by_others(
+                self.reservation, self.folder.has(PRIVACY) or self.folder.journal.claimed >= rounds
+            )
 
     def resumed(self, first: Progress, accounts: Sequence[ClientAccount], cost: Fraction) -> Progress:
         """Where the run on disk stands; rounds that were lost are drawn and charged."""

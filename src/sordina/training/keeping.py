@@ -17,11 +17,11 @@ from sordina.accounting.events import NOTHING
 from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import InvalidInput, SordinaError, TrainingFailed
 from sordina.journal import BLOCK
-from sordina.run_folder import CHECKPOINT, MODEL, RECIPE, RunFolder, read_claim
+from sordina.run_folder import CHECKPOINT, MODEL, PRIVACY, RECIPE, RunFolder, read_claim
 from sordina.training import checkpoint
 from sordina.training.plan import check_whole
 from sordina.training.private import Private
-from sordina.training.reservations import check_pair, reserve_once, settle_once
+from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 from sordina.training.run import Run
 from sordina.training.settings import settings_of
 
@@ -113,6 +113,8 @@ class RunKeeper:
                 held.write_json(RECIPE, recipe)
             keeper = cls(private, held, reservation, every)
             keeper._restore()
+            if held is not None and not held.finished:
+                refuse_settled_by_others(reservation, held.has(PRIVACY) or private.steps_taken >= plan.steps)
         except BaseException:
             if held is not None and reservation is None and not resume:
                 held.forget()
@@ -216,6 +218,7 @@ class RunKeeper:
         if self.folder is None:
             settle_once(self.reservation, run.event)
         elif not self.folder.finished:
+            refuse_settled_by_others(self.reservation)
             self._save(self.folder)
             run.leave(self.folder, lambda: settle_once(self.reservation, run.event))
 

@@ -101,6 +101,7 @@ def settle_once(reservation: Reservation | None, event: Event) -> None:
     """
     if reservation is None:
         return
+    refuse_settled_by_others(reservation)
     spend = spend_of(reservation.ledger, reservation.id)
     if spend.status is not Status.SETTLED:
         reservation.settle(event)
@@ -108,6 +109,25 @@ def settle_once(reservation: Reservation | None, event: Event) -> None:
         raise InvalidInput(
             f"reservation {reservation.id} was settled already, as something else than the run spent: do not release "
             "the run's model before `sordina ledger history` explains it."
+        )
+
+
+def refuse_settled_by_others(reservation: Reservation | None, ended: bool = True) -> None:
+    """Refuse to go on where another copy of the run's folder has been paid for with the same reservation.
+
+    Two copies draw with noise of their own: together they spend more than either, and the reservation covers one.
+
+    Args:
+        reservation: What `reserve_once` gave.
+        ended: Whether the run has drawn all it will draw, so that a reservation it found settled is its own.
+    """
+    if reservation is None:
+        return
+    settled = spend_of(reservation.ledger, reservation.id).status is Status.SETTLED
+    if settled and not (reservation.settled and ended):
+        raise InvalidInput(
+            f"reservation {reservation.id} was settled already, by another copy of this run's folder: it pays for one "
+            "of them. Release nothing of this copy; begin a new run in another folder."
         )
 
 

@@ -29,7 +29,7 @@ from sordina.training.batches import as_rows
 from sordina.training.data_checks import check_takes
 from sordina.training.own_loop import make_schedule
 from sordina.training.plan import check_whole
-from sordina.training.reservations import check_pair, reserve_once, settle_once
+from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 from sordina.tuning import secret
 from sordina.tuning.choice import Choice, choose
 from sordina.tuning.decision import Decision, check_costs, decide, noise_seed
@@ -183,6 +183,8 @@ class Search:
         )  # fmt: skip
         if scheme.stopping is not None:
             settle_once(reservation, scheme.event)
+        else:
+            refuse_settled_by_others(reservation, Choice.load(folder) is not None)
         return reservation
 
     def _schedule(self, base: Trainer, configuration: Configuration, size: int) -> Schedule:
