@@ -44,7 +44,10 @@ class PrivateEstimator(BaseEstimator):
         guarantee_: What the fit guarantees.
         event_: What the fit is to an accountant.
         cost_: Its epsilon at the budget's delta.
+        releasable_: False where the noise can be repeated by whoever knows ``random_state``; a fact of the fit.
     """
+
+    releasable_: bool
 
     budget: Budget | tuple[float, float] | None
     ledger: Ledger | str | None
@@ -66,11 +69,6 @@ class PrivateEstimator(BaseEstimator):
             return self.random_state
         return random.generator(self.random_state)
 
-    @property
-    def releasable_(self) -> bool:
-        """False where the noise can be repeated by whoever knows ``random_state``."""
-        return self.random_state is None
-
     @contextmanager
     def _spending(self, event: Event, unit: Unit) -> Iterator[None]:
         """Reserve ``event``, let the caller compute, settle; without a ledger, warn of what fits cost together."""
@@ -88,6 +86,7 @@ class PrivateEstimator(BaseEstimator):
                 yield
                 reservation.settle()
         self.event_ = event
+        self.releasable_ = self.random_state is None
         self.cost_ = epsilon
         self.guarantee_ = Guarantee(epsilon, budget.delta, Adjacency.ADD_REMOVE, unit)
 
@@ -225,8 +224,10 @@ def _limits(name: str, bounds: Any, width: int) -> tuple[Floats, Floats]:
         low, high = (np.broadcast_to(np.asarray(one, np.float64), (width,)) for one in bounds)
     except (TypeError, ValueError):
         raise InvalidInput(f"{name} must be (low, high), numbers or one number per column ({width}).") from None
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise InvalidInput(f"{name} must be finite, with low below high in every column.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        width_is_finite = bool(np.isfinite(high - low).all())
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and width_is_finite and (low < high).all()):
+        raise InvalidInput(f"{name} must be finite, and so their distance, with low below high in every column.")
     return low, high
 
 

@@ -117,6 +117,8 @@ class GrownTree:
         wrong = any(
             f >= 0 and not node < c < len(feature) - 1 for node, (f, c) in enumerate(zip(feature, child, strict=True))
         )
+        sides = arrays["right"]
+        wrong |= sides.shape[:1] != (len(feature),) or not np.isin(sides, (0, 1)).all()
         if wrong or len(parent) != len(feature) or len(arrays["values"]) != len(feature):
             raise InvalidInput("the model file holds a tree that is none.")
         return cls(feature, list(arrays["right"]), child, parent, arrays["values"])

@@ -76,7 +76,7 @@ class _Gradient(PrivateEstimator):
         )  # fmt: skip
         run = trainer.fit(TensorDataset(torch.from_numpy(rows.astype(np.float32)), targets))
         self.guarantee_, self.cost_ = run.guarantee, run.guarantee.epsilon
-        self.event_ = run.plan.event(run.steps)
+        self.event_, self.releasable_ = run.plan.event(run.steps), self.random_state is None
         if ledger is None:
             warn_unbooked(self.event_, self._budget().delta)
         self.weights_ = {name: value.detach().numpy().copy() for name, value in module.state_dict().items()}

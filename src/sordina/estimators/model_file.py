@@ -7,6 +7,7 @@ the kinds of estimator by name and refuses whatever it does not know.
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ KINDS: dict[str, type[PrivateEstimator]] = {
 _PLAIN = ("bounds", "target_bounds", "gamma", "n_components", "hidden_layer_sizes")
 _NUMBERS = ("middle_", "width_", "intercept_", "n_features_in_")
 _ARRAYS = ("coef_", "intercept_", "theta_", "var_", "class_prior_")
+
+_DAMAGE = (
+    KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError, MemoryError,
+)  # fmt: skip
+"""What a hostile file can make of reading it; a RecursionError is a RuntimeError."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -82,8 +88,9 @@ def unpack(content: bytes) -> tuple[PrivateEstimator, Schema, dict[str, Any]]:
         _restore(estimator, load(content), json.loads(header["plain"]))
         facts = json.loads(header["privacy"])
         _claim(estimator, facts)
+        _try(estimator)
         return estimator, Schema.load(json.loads(header["schema"])), facts
-    except (SafetensorError, KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
+    except (*_DAMAGE, SafetensorError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput("the model file is damaged, or not one of Sordina's.") from error
@@ -101,7 +108,18 @@ def _claim(estimator: PrivateEstimator, facts: dict[str, Any]) -> None:
     estimator.guarantee_ = Guarantee(
         epsilon, float(facts["delta"]), Adjacency(facts["adjacency"]), Unit(facts["unit"]), Trust(facts["model"])
     )
-    estimator.cost_ = epsilon
+    estimator.cost_, estimator.releasable_ = epsilon, facts["releasable"] is True
+
+
+def _try(estimator: Any) -> None:
+    """Answer for one row of zeros: what cannot is refused here, not where somebody predicts."""
+    for tree in getattr(estimator, "trees_", []):
+        for feature, right in zip(tree.feature, tree.right, strict=True):
+            if feature >= 0 and estimator.features_[feature].cells > len(right):
+                raise ValueError("a split knows fewer cells than its feature has")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the row has no names of columns
+        estimator.predict(np.zeros((1, estimator.n_features_in_)))
 
 
 def _state(estimator: Any) -> tuple[Arrays, dict[str, Any]]:

@@ -95,10 +95,10 @@ class PCA(TransformerMixin, PrivateEstimator):
     def _shortened(self, rows: Floats) -> Floats:
         if self.row_norm is None or not 0 < self.row_norm < math.inf:
             raise InvalidInput("row_norm is missing: state a public bound on the norm of a row, such as 1.0.")
-        if self.center is not None:
-            rows = rows - np.asarray(self.center, np.float64)
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):  # a warning would tell of one row
+            if self.center is not None:
+                rows = rows - np.asarray(self.center, np.float64)
+            norms = np.linalg.norm(rows, axis=1, keepdims=True)
             short = rows * np.minimum(1.0, self.row_norm / np.maximum(norms, 1e-300))
         return np.where(np.isfinite(norms) & np.isfinite(short).all(axis=1, keepdims=True), short, 0.0)
 
