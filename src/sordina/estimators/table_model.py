@@ -16,7 +16,7 @@ from sordina import private_files
 from sordina.accounting import to_dict
 from sordina.accounting.ledger import Ledger
 from sordina.datasets import Task
-from sordina.errors import InvalidInput
+from sordina.errors import BudgetRefused, InvalidInput
 from sordina.estimators._base import PrivateEstimator
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
 from sordina.estimators.forest import RandomForestClassifier, RandomForestRegressor
@@ -39,7 +39,7 @@ MODELS: dict[str, dict[Task, type[PrivateEstimator]]] = {
 ENOUGH = 10_000
 """Rows times epsilon from which boosting pays, measured on Adult: below, a linear model is steadier."""
 CAVEATS = (
-    "The number of rows, the schema and the list of classes are treated as public.",
+    "The number of rows and of persons, the schema and the list of classes are treated as public.",
     "Rows kept for testing are not covered by the guarantee: their scores are computed without noise.",
 )
 
@@ -194,16 +194,22 @@ def train_table(
         "seeded": seed is not None, "dataset_budget": dataset_budget, "test_share": test_share,
     }  # fmt: skip
     if folder is None:
-        return _fit(estimator, table, kept, owners, held, units, model, why)
+        return _scored(_fit(estimator, table, kept, owners, units), held, model, why)
     with RunFolder.begin(folder, "table", settings) as kept_folder:
         try:
-            run = _fit(estimator, table, kept, owners, held, units, model, why)
-        except InvalidInput as error:
-            kept_folder.close_failed(str(error))
+            fitted = _fit(estimator, table, kept, owners, units)
+        except (InvalidInput, BudgetRefused):
+            kept_folder.forget()
             raise
-        facts = run.model.facts
+        except BaseException:
+            kept_folder.close_failed(
+                f"the run in {folder} was stopped and cannot be resumed: what it reserved counts as spent (`sordina "
+                "ledger show`). Begin a new one in another folder."
+            )
+            raise
+        kept_folder.finish(pack(estimator, schema, fitted.facts), fitted.facts, name=TABLE_MODEL)
+        run = _scored(fitted, held, model, why)
         kept_folder.write_json("scores.json", {"model": model, "why": why, **run.scores})
-        kept_folder.finish(pack(estimator, schema, facts), facts, name=TABLE_MODEL)
     return run
 
 
@@ -249,11 +255,8 @@ def _fit(
     table: PreparedTable,
     kept: NDArray[np.int64],
     owners: NDArray[Any] | None,
-    held: PreparedTable | None,
     units: int,
-    name: str,
-    why: str,
-) -> TableRun:
+) -> TableModel:
     targets = table.dataset().tensors[1].numpy()
     targets = targets.astype(np.float64) if table.task is Task.REGRESSION else targets
     rows = _frame(table.inputs.numpy()[kept] if len(kept) < len(table) else table.inputs.numpy(), table.schema)
@@ -261,7 +264,10 @@ def _fit(
     if table.task is Task.CLASSIFICATION:
         options["classes"] = np.arange(len(table.classes))
     estimator.fit(rows, targets[kept], **options)
-    model = TableModel(estimator, table.schema, _facts(estimator, units))
+    return TableModel(estimator, table.schema, _facts(estimator, units))
+
+
+def _scored(model: TableModel, held: PreparedTable | None, name: str, why: str) -> TableRun:
     return TableRun(model, name, why, {} if held is None else _scores(model, held))
 
 

@@ -57,6 +57,10 @@ class Ledger:
         self._store = Store(where, timeout)
         self._remembered: Remembered = {}
 
+    def __deepcopy__(self, _: object) -> Ledger:
+        """Itself: scikit-learn's `clone` copies what an estimator was given, and there is one ledger."""
+        return self
+
     @property
     def name(self) -> str:
         """Where the ledger is, without any password."""

@@ -1,0 +1,60 @@
+"""The folder of a run on a table: a refusal leaves it unused, what was paid for is kept, a kill is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.base import clone
+
+import sordina as sd
+from sordina.errors import BudgetRefused, InvalidInput
+from sordina.estimators import GaussianNB, table_model
+from sordina.estimators.table_model import load, train_table
+
+pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
+NUMBER = {"kind": "number", "low": 0, "high": 1}
+SCHEMA = {"target": "y", "columns": {"a": NUMBER, "b": NUMBER, "y": {"kind": "category", "values": ["u", "v"]}}}
+X = np.random.default_rng(0).random((60, 2))
+TABLE = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": np.where(X[:, 0] > 0.5, "u", "v")})
+
+
+@pytest.fixture
+def options(tmp_path):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("people", sd.Budget(2, 1e-5))
+    return {"ledger": ledger, "dataset_budget": "people", "folder": tmp_path / "run", "model": "forest"}
+
+
+def test_a_refused_budget_leaves_the_folder_unused(options):
+    with pytest.raises(BudgetRefused):
+        train_table(TABLE, SCHEMA, sd.Budget(9, 1e-5), **options)
+    assert train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **options).model.facts["epsilon"] <= 1
+
+
+def test_a_model_that_was_paid_for_is_kept_where_scoring_fails(options, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("no score")
+
+    monkeypatch.setattr(table_model, "_scores", failing)
+    with pytest.raises(RuntimeError, match="no score"):
+        train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), test_share=0.2, **options)
+    assert options["ledger"].spent("people") > 0.9
+    assert len(load(options["folder"]).predict(TABLE)["prediction"]) == 60
+
+
+def test_a_stopped_fit_stays_reserved_and_says_so(options, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table_model.RandomForestClassifier, "_tree", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **options)
+    assert options["ledger"].spent("people") > 0.9
+    with pytest.raises(InvalidInput, match="counts as spent"):
+        train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **options)
+
+
+def test_clones_share_the_ledger(options):
+    ledger = options["ledger"]
+    assert clone(GaussianNB((1, 1e-5), bounds=(0, 1), ledger=ledger, dataset_budget="people")).ledger is ledger
