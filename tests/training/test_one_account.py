@@ -39,7 +39,9 @@ def test_a_policy_whose_noise_does_not_add_up_is_refused(model, data, policy):
         sd.Trainer(model, F.cross_entropy, sd.Budget(9, 1e-5), clipping=policy, **OPTIONS).fit(data)
 
 
-@pytest.mark.parametrize("policy", [Fixed(1.0), Online(), PerLayer(Quantile())], ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize(
+    "policy", [Fixed(1.0), Online(), PerLayer(Quantile())], ids=lambda policy: type(policy).__name__
+)
 def test_everything_that_is_said_is_said_by_the_account(model, data, tmp_path, policy):
     ledger = sd.Ledger(tmp_path / "ledger.db")
     ledger.create("people", sd.Budget(9, 1e-5))
