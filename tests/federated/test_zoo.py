@@ -1,6 +1,7 @@
 """Every further algorithm: equal to its plain loop, and pinned to its paper where the answer is known."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -422,6 +423,6 @@ def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
         call = Call(sent, None, Order(9, number))
         parcels, _ = here.apart(side, call, np.arange(len(SIZES)), np.random.default_rng(0))
         for client in (2, 5):
-            desk = Desk(side, alone(*rows_of(population, client), client), Home(tmp_path / str(client)))
+            desk = Desk(side, partial(alone, *rows_of(population, client), client), Home(tmp_path / str(client)))
             parcel = parcel_of(answer(desk, call, 1, client))
             assert torch.allclose(parcel.vectors, parcels[client].vectors, atol=1e-9, rtol=0)
