@@ -133,3 +133,11 @@ def test_who_took_part_shows_in_no_line_under_central_privacy():
         assert len({(one["bytes_down_each"], one["bytes_up_each"]) for one in told}) == 1
         lines.append(told)
     assert lines[0][0]["bytes_up_each"] == 16
+
+
+def test_a_policy_with_a_number_no_float_holds_is_refused_in_one_line():
+    from sordina.errors import InvalidInput
+    from sordina.federated.client_policy import ClientPolicy
+
+    with pytest.raises(InvalidInput, match="epsilon is too large"):
+        ClientPolicy.from_dict({"accepts": ["local"], "epsilon": 10**400, "delta": 1e-6})

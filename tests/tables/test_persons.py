@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pandas
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from sordina.tables import Schema, read_table
 from sordina.tables import files as table_files
 from sordina.tables.discover import _one_row_each
-from sordina.tables.prepare import readable_numbers
+from sordina.tables.prepare import person_texts, present_texts, readable_numbers
 
 SCHEMA = {
     "target": "y",
@@ -55,3 +57,19 @@ def test_one_odd_value_does_not_change_what_counts_as_missing_elsewhere():
     plain, mixed = np.array([1.0, -999.0, 3.0]), np.array([1.0, -999.0, 3.0, "odd"], dtype=object)
     assert readable_numbers(plain, schema["x"], schema).tolist() == [1.0, 3.0]
     assert readable_numbers(mixed, schema["x"], schema).tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [pandas.NA, pandas.NaT, None, np.array([1, 2]), Decimal("sNaN"), np.datetime64("NaT"), "\ud800", b"x", [1]],
+    ids=repr,
+)
+def test_no_value_of_a_frame_stops_reading_with_a_traceback(odd):
+    """A nullable column of whole numbers holds pandas.NA, which cannot even be compared."""
+    schema = Schema.load({"columns": {"c": {"kind": "category"}, "d": {"kind": "date"}, "n": {"kind": "number"}}})
+    raw = np.empty(2, dtype=object)
+    raw[0], raw[1] = "2020-01-01", odd
+    assert "2020-01-01" in present_texts(raw, schema["c"], schema)
+    assert len(readable_numbers(raw, schema["d"], schema)) == 1
+    assert len(readable_numbers(raw, schema["n"], schema)) == 0
+    assert len(person_texts(raw)) == 2

@@ -30,6 +30,7 @@ from sordina.run_folder import read_json
 from sordina.types import check_delta, check_positive, format_up
 
 FILE = "policy.json"
+_LARGEST = 10**300
 _SCALES = (1e-6, 1e6)
 """Thresholds and radii outside would push the noise to where floating point has no room for it."""
 
@@ -181,6 +182,8 @@ def _read(name: str, kind: str, value: Any, where: str) -> Any:
     fits = isinstance(value, bool) if wanted is bool else isinstance(value, int | float) and type(value) is not bool
     if not fits or (wanted is int and not isinstance(value, int)):
         raise InvalidInput(f"{where}: {name} must be of type {wanted.__name__}.")
+    if abs(value) > _LARGEST:
+        raise InvalidInput(f"{where}: {name} is too large.")
     return wanted(value)
 
 

@@ -15,6 +15,7 @@ No statistic of the rows is used, so preparation costs no budget.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +237,29 @@ def _texts(raw: NDArray[Any], missing: Sequence[str]) -> tuple[list[str], NDArra
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value.strip()
-    if value is None or value != value or type(value).__name__ == "NAType":
+    if _is_absent(value):
         return "\0"
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
         return str(int(value))
-    return str(value)
+    if (
+        isinstance(value, Decimal)
+        and value.is_finite()
+        and value.adjusted() < 400
+        and value == value.to_integral_value()
+    ):
+        return str(int(value))
+    return str(value).strip()
+
+
+def _is_absent(value: Any) -> bool:
+    """Whether a frame says by ``value`` that nothing stands there; asks no value whether it equals itself."""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return bool(np.isnat(value))
+    if isinstance(value, (float, np.floating)):
+        return bool(np.isnan(value))
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _parsed(texts: list[str], gaps: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -268,7 +287,9 @@ def _dates(raw: NDArray[Any], column: ColumnSchema, schema: Schema) -> tuple[NDA
         gaps = np.isnat(stamps)
     else:
         texts, gaps = _texts(raw, schema.missing_for(column))
-        read = pandas.to_datetime(pandas.Series(texts), format=column.format or "ISO8601", errors="coerce", utc=True)
+        read = pandas.to_datetime(
+            pandas.Series(texts, dtype=object), format=column.format or "ISO8601", errors="coerce", utc=True
+        )
         stamps = read.dt.tz_localize(None).to_numpy().astype("datetime64[s]")
     values = (stamps - np.datetime64("1970-01-01")) / _DAY
     return np.where(np.isnat(stamps), np.nan, values), gaps
