@@ -12,7 +12,7 @@ annotation           what passes
 ``Path``             a path or a text
 an enumeration       a member, or the value of one, which becomes the member
 a class, a protocol  an instance (a protocol that cannot be checked passes)
-a union              what passes one of its parts
+a union              what passes one of its parts; if all are classes of ours, the refusal is `Unsupported`
 anything else        anything
 ===================  ===============================================================================================
 """
@@ -31,7 +31,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, Unsupported
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "True or False", Path: "a path"}
@@ -87,7 +87,13 @@ def _passed(name: str, value: Any, wanted: Any) -> Any:
         elif _passes(value, option):
             return value
     expected = " or ".join(dict.fromkeys(_word(option) for option in options))
-    raise InvalidInput(f"{name} must be {expected}, got {_shown(value)}.")
+    refusal = Unsupported if _closed(options) else InvalidInput
+    raise refusal(f"{name} must be {expected}, got {_shown(value)}.")
+
+
+def _closed(options: list[Any]) -> bool:
+    """Whether they are a list of kinds that we know, such as the events: another kind may be sound, but is unknown."""
+    return len(options) > 1 and all(getattr(option, "__module__", "").startswith("sordina.") for option in options)
 
 
 def _options(wanted: Any) -> list[Any]:

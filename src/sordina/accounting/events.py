@@ -48,9 +48,20 @@ def _numbers(event: object, *names: str) -> None:
     """Refuse fields that are no real numbers; a truth value or a text is none."""
     for name in names:
         value = getattr(event, name)
-        good = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool) and value < _HUGE)
-        if not good or value != value:
+        number = value if type(value) is float else _as_float(value)
+        if number is None or number != number:
             raise InvalidInput(f"{name} of {type(event).__name__} must be a number, got a {type(value).__name__}.")
+
+
+def _as_float(value: object) -> float | None:
+    """A real number as a Python float: one of numpy's own kinds would warn when it meets a large one."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if number < _HUGE or number == math.inf else None
 
 
 def _event(event: object, *inner: object) -> None:
