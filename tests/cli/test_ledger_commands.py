@@ -180,6 +180,10 @@ def test_export_is_csv_that_no_spreadsheet_runs(type_, tmp_path):
     assert json.loads(reserve["event"])["epsilon"] == 1
     code, out, _ = type_("export --out history.csv")
     assert (code, "2 entries" in out) == (0, True)
+    code, out, _ = type_("export --json")
+    assert (code, [entry["kind"] for entry in json.loads(out)["entries"]]) == (0, ["create", "reserve"])
+    code, out, _ = type_("export --out again.csv --json")
+    assert (code, json.loads(out)["count"]) == (0, 2)
     assert (tmp_path / "history.csv").read_bytes().count(b"\r\n") == 3
     assert (tmp_path / "history.csv").stat().st_mode & 0o077 == 0
 

@@ -254,20 +254,27 @@ def export(
     name: Annotated[str | None, typer.Argument(help="One data set; all by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write here; printed if left out.")] = None,
     ledger: Where = DEFAULT,
+    as_json: AsJson = False,
 ) -> None:
     """The history as CSV, a line for every entry, for a spreadsheet or an auditor.
+
+    The file is CSV also with --json, which then says where it is; without --out, --json prints the entries.
 
     Example: `sordina ledger export patients --out history.csv`
     """
     from sordina import private_files
 
-    lines = csv_lines(_open(ledger).history(name))
+    entries = _open(ledger).history(name)
+    lines = csv_lines(entries)
     if out is None:
+        if as_json:
+            _print_json({"entries": [entry.to_dict() for entry in entries]})
+            return
         for text in lines:
             say(text)
         return
     private_files.write(out, "".join(f"{text}\r\n" for text in lines).encode())
-    say(f"{len(lines) - 1} entries written to {out}.")
+    _say(as_json, {"written": str(out), "count": len(entries)}, f"{len(entries)} entries written to {out}.")
 
 
 @app.command()
