@@ -90,6 +90,9 @@ def layer_models() -> dict[str, tuple[Callable[[], nn.Module], Callable[[], Tens
         "LSTM": (lambda: _First(nn.LSTM(6, 3, batch_first=True)), rows),
         "GRU": (lambda: _First(nn.GRU(6, 3, batch_first=True)), rows),
         "RNN": (lambda: _First(nn.RNN(6, 3, batch_first=True)), rows),
+        "LSTMCell": (lambda: _Unrolled(nn.LSTMCell(6, 3)), rows),
+        "GRUCell": (lambda: _Unrolled(nn.GRUCell(6, 3)), rows),
+        "RNNCell": (lambda: _Unrolled(nn.RNNCell(6, 3)), rows),
     }
 
 
@@ -103,6 +106,21 @@ class _First(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.inner(x)[0]
         return outputs
+
+
+class _Unrolled(nn.Module):
+    """A recurrent cell over the places of a sequence, one after the other: its last hidden state."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Any = None
+        for place in x.unbind(1):
+            state = self.cell(place, state)
+        hidden: Tensor = state[0] if isinstance(state, tuple) else state
+        return hidden
 
 
 class _Attention(nn.Module):
