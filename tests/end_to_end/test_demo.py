@@ -60,7 +60,8 @@ def test_an_interrupt_keeps_the_books_and_says_what_is_there(tmp_path):
     demo = start("--out", "demo", cwd=tmp_path)
     journal = tmp_path / "demo" / "online" / "journal.jsonl"
     deadline = time.monotonic() + 240
-    while not journal.exists() and demo.poll() is None and time.monotonic() < deadline:
+    # The journal is there, empty, before anything is reserved, and goes again if nothing was: wait for a claimed step.
+    while not (journal.exists() and journal.stat().st_size) and demo.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=120)

@@ -73,7 +73,7 @@ def test_every_kind_says_what_it_is():
 
 
 def result(number, configuration, value, metric="accuracy", repetition=0):
-    return Result(number, configuration, repetition, {}, 0.0, None, metric, value)
+    return Result(number, configuration, repetition, event={}, metric=metric, score=value)
 
 
 def test_the_best_exact_score_wins():
