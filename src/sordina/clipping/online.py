@@ -18,14 +18,13 @@ and make the default (`Online.as_in_thesis` is the rule as printed):
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sordina.arguments import checked
-from sordina.clipping.policy import ball, shrink, side_query
+from sordina.clipping.policy import ball, moved, shrink, side_query
 from sordina.clipping.schedule import Decay
 from sordina.errors import InvalidInput
 from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
@@ -130,7 +129,7 @@ class Online:
         mean_gradient = torch.lerp(gradient, state.gradient, self.memory)
         if push == 0:
             push = float(torch.sign(torch.dot(mean_gradient, state.derivative)))
-        C = state.C * math.exp(self.rate(state.step) * push)
+        C = moved(state.C, self.rate(state.step) * push)
         return OnlineState(C, state.step + 1, mean_gradient, torch.lerp(derivative, state.derivative, self.memory))
 
     def threshold(self, state: OnlineState) -> float:

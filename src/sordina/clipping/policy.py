@@ -10,6 +10,7 @@ Contract (tests/contracts runs it over every policy):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from sordina.seam import Query, Released, Scalars
 from sordina.types import Adjacency
+
+_RAILS = (2.0**-40, 2.0**40)
 
 State = TypeVar("State")
 
@@ -61,6 +64,24 @@ def shrink(norms: Tensor, threshold: float) -> Tensor:
     tensor([1.0000, 1.0000, 0.5000, 0.0000])
     """
     return (threshold / norms).clamp_(max=1.0).nan_to_num_(0.0)
+
+
+def moved(threshold: float, exponent: float) -> float:
+    """``threshold * exp(exponent)``, kept between 2^-40 and 2^40.
+
+    Thresholds that follow a noisy answer are walks without an end: with few samples a step, noise alone takes one to
+    where the noise that it needs, or the exponential, can no longer be computed, and a run would stop half-way. What
+    was released decides, so the rails are post-processing.
+
+    >>> moved(1.0, 0.0), moved(1.0, -1e6) == 2.0**-40, moved(1.0, 1e6) == 2.0**40
+    (1.0, True, True)
+
+    Args:
+        threshold: Where it stands.
+        exponent: By how much its logarithm moves.
+    """
+    lowest, highest = _RAILS
+    return min(max(threshold * math.exp(min(max(exponent, -100.0), 100.0)), lowest), highest)
 
 
 def ball(radius: float, adjacency: Adjacency) -> float:

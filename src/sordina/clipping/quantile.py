@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sordina.arguments import checked
-from sordina.clipping.policy import ball, shrink, side_query
+from sordina.clipping.policy import ball, moved, shrink, side_query
 from sordina.errors import InvalidInput
 from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
@@ -67,7 +66,7 @@ class Quantile:
     def adapt(self, state: QuantileState, released: Released) -> QuantileState:
         """Move the threshold towards the quantile, geometrically."""
         fraction = float(released.mean(1)) + 0.5
-        return QuantileState(state.C * math.exp(-self.rate * (fraction - self.gamma)))
+        return QuantileState(moved(state.C, -self.rate * (fraction - self.gamma)))
 
     def threshold(self, state: QuantileState) -> float:
         """The current C."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sordina.arguments import checked
-from sordina.clipping.policy import shrink, side_query
+from sordina.clipping.policy import moved, shrink, side_query
 from sordina.errors import InvalidInput, Unsupported
 from sordina.seam import SLACK, Query, Released, ScalarQuery, Scalars, VectorQuery
 from sordina.types import Adjacency, check_positive
@@ -150,9 +150,9 @@ class Sector:
             return state
         rate = self.follow.rate
         high, low, angle = (float(released.mean(k)) + 0.5 for k in (1, 2, 3))
-        new_high = state.high * math.exp(-rate * (high - self.follow.high))
-        new_low = min(max(state.low, 1e-6 * new_high) * math.exp(-rate * (low - self.follow.low)), new_high)
-        new_angle = min(state.angle * math.exp(-rate * (angle - self.follow.angle)), math.pi)
+        new_high = moved(state.high, -rate * (high - self.follow.high))
+        new_low = min(moved(max(state.low, 1e-6 * new_high), -rate * (low - self.follow.low)), new_high)
+        new_angle = min(moved(state.angle, -rate * (angle - self.follow.angle)), math.pi)
         return replace(state, high=new_high, low=new_low, angle=new_angle)
 
     def threshold(self, state: SectorState) -> float:
