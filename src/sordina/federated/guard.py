@@ -63,7 +63,7 @@ class Guard:
     times: float = 1000.0
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     seen: dict[int, dict[bytes, bytes]] = field(default_factory=dict, repr=False)
-    """For each client, digests of what it sent before and of what that was an answer to."""
+    """For each client, digests of what was let in from it before and of what that was an answer to."""
 
     def token(self, number: int, client: int) -> bytes:
         """The pass of ``client`` for round ``number``."""
@@ -94,11 +94,11 @@ class Guard:
 
     def judge(self, arrived: Sequence[tuple[int, Parcel]], side: ClientSide, call: Call) -> Parcel:
         """Add up the parcels of known senders that are sound; name the others."""
-        honest = blank(side, call)
+        honest, question = blank(side, call), _digest(call.sent.values())
         refused: list[Refusal] = []
         sound: list[tuple[int, Parcel, list[Tensor]]] = []
         for sender, parcel in arrived:
-            seen = self._looked_at(sender, parcel, honest, side, call)
+            seen = self._looked_at(sender, parcel, honest, side, call, question)
             if isinstance(seen, Refusal):
                 refused.append(seen)
             else:
@@ -106,18 +106,15 @@ class Guard:
         if not isinstance(side.placement, Central):
             sound, far = self._comparable(sound)
             refused += far
-        question = _digest(call.sent.values())
         total = Parcel(refused=tuple(refused))
         for sender, parcel, _ in sound:
-            if self._repeats(sender, parcel, question):
-                total += Parcel(refused=(Refusal(sender, "a replay of an earlier update"),))
-                continue
+            self.seen.setdefault(sender, {}).setdefault(_digest(parcel.each()), question)
             senders = (sender,) if parcel.vectors is not None else ()
             total += Parcel(parcel.sums, parcel.vectors, answered=1, senders=senders)
         return total
 
     def _looked_at(
-        self, sender: int, parcel: Parcel, honest: Parcel, side: ClientSide, call: Call
+        self, sender: int, parcel: Parcel, honest: Parcel, side: ClientSide, call: Call, question: bytes
     ) -> list[Tensor] | Refusal:
         """The numbers of a parcel that stands every test by itself."""
         mine, expected = parcel.each(), honest.each()
@@ -130,14 +127,16 @@ class Guard:
             return Refusal(sender, str(error))
         if not all(bool(one.isfinite().all()) for one in numbers):
             return Refusal(sender, "not finite")
+        if self._repeats(sender, parcel, question):
+            return Refusal(sender, "a replay of an earlier update")
         if isinstance(placement, Central) and not _within(placement, numbers, honest, call):
             return Refusal(sender, "larger than the clipping bound")
         return numbers
 
     def _repeats(self, sender: int, parcel: Parcel, question: bytes) -> bool:
-        """Whether these numbers already answered another question; zeros may do so honestly."""
+        """Whether these numbers were let in as the answer to another question; zeros may be so honestly."""
         content = parcel.each()
-        earlier = self.seen.setdefault(sender, {}).setdefault(_digest(content), question)
+        earlier = self.seen.get(sender, {}).get(_digest(content), question)
         return earlier != question and bool(content[0].any())
 
     def _comparable(
