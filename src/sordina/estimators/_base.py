@@ -27,7 +27,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.mechanisms.exact import floored_gaussian
 from sordina.mechanisms.grid import Grid
-from sordina.types import Adjacency, Budget, Guarantee, Unit
+from sordina.types import Adjacency, Budget, Guarantee, Unit, format_up
 
 Floats = NDArray[np.float64]
 _UNBOOKED: list[Event] = []
@@ -120,7 +120,7 @@ def warn_unbooked(event: Event, delta: float) -> None:
         together = math.inf
     warnings.warn(
         f"{len(_UNBOOKED)} private fits in this process, none in a ledger: on the same people they cost epsilon "
-        f"{together:.3g} together at delta {delta:g}. Pass ledger= and dataset_budget=, or call "
+        f"{format_up(together, 3)} together at delta {format_up(delta)}. Pass ledger= and dataset_budget=, or call "
         "sordina.estimators.forget_unbooked() when the data set changes.",
         UnbookedFits,
         stacklevel=4,
