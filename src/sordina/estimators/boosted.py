@@ -245,7 +245,8 @@ class BoostedClassifier(ClassifierMixin, _Boosted):
         Args:
             X: Rows.
         """
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        best = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[best]
 
 
 class BoostedRegressor(RegressorMixin, _Boosted):
@@ -307,7 +308,8 @@ class BoostedRegressor(RegressorMixin, _Boosted):
         Args:
             X: Rows.
         """
-        answers: Floats = self.middle_ + self.width_ * np.clip(self._scores(X)[:, 0], -0.5, 0.5)
+        scores = np.clip(self._scores(X)[:, 0], -0.5, 0.5)
+        answers: Floats = self.middle_ + self.width_ * scores
         return answers
 
 

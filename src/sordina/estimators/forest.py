@@ -295,7 +295,8 @@ class RandomForestClassifier(ClassifierMixin, _Forest):
         Args:
             X: Rows.
         """
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        best = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[best]
 
     def _clean(self, values: Floats) -> Floats:
         counts = np.maximum(values, 0.0)
@@ -381,7 +382,8 @@ class RandomForestRegressor(RegressorMixin, _Forest):
         Args:
             X: Rows.
         """
-        answers: Floats = self.middle_ + self.width_ * self._answers(X)[:, 0]
+        means = self._answers(X)[:, 0]
+        answers: Floats = self.middle_ + self.width_ * means
         return answers
 
     def _clean(self, values: Floats) -> Floats:

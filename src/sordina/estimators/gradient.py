@@ -130,7 +130,8 @@ class _GradientClassifier(ClassifierMixin, _Gradient):
         Args:
             X: Rows.
         """
-        return self.classes_[self._outputs(X).argmax(axis=1)]
+        best = self._outputs(X).argmax(axis=1)
+        return self.classes_[best]
 
 
 class LogisticRegression(_GradientClassifier):
@@ -349,7 +350,8 @@ class MLPRegressor(RegressorMixin, _Gradient):
         Args:
             X: Rows.
         """
-        answers: Floats = self.middle_ + self.width_ * np.clip(self._outputs(X)[:, 0], -0.5, 0.5)
+        outputs = np.clip(self._outputs(X)[:, 0], -0.5, 0.5)
+        answers: Floats = self.middle_ + self.width_ * outputs
         return answers
 
 

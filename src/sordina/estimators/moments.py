@@ -203,7 +203,8 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         Args:
             X: Rows.
         """
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        best = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[best]
 
 
 class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
