@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sordina.cli.main import main
+from sordina.estimators import forget_unbooked
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,6 +62,7 @@ def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SORDINA_DATA", raising=False)
     monkeypatch.delenv("SORDINA_LEDGER", raising=False)
+    forget_unbooked()  # fits of other tests in this process are no fits of the page's reader
     names = {"__name__": "__main__"}
     for number, one in enumerate(snippets(page)):
         if one.kind == "python":
