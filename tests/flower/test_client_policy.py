@@ -59,10 +59,7 @@ def task(read=rows):
 
 def ask(home, config, *, number=0, run=7, client=0, read=rows, order=1, sent=None, change=None):
     """What the real ClientApp answers to an instruction under a run's configuration."""
-    try:
-        recipe = recipe_of({**config, "seed": -1})
-    except InvalidInput:  # a configuration that only a hostile server would send: the client must still answer
-        recipe = recipe_of({**CONFIG, "seed": -1})
+    recipe = recipe_of({**config, "seed": -1})
     if sent is None:
         hypotheses = torch.zeros(recipe.models, PARAMETERS)
         sent = {"hypotheses": hypotheses} if recipe.strategy.startswith("metric") else {"model": hypotheses[0]}
@@ -124,7 +121,7 @@ def test_a_seed_of_the_server_is_not_taken(local, tmp_path):
 
 @pytest.mark.parametrize(
     "asked", [{"privacy": "none"}, {"privacy": "central"}, METRIC, {"epochs": 10**8}, {"rounds": 10**8},
-              {"hypotheses": 10**8}, {"threshold": 1e30}, {"threshold": 1e-30}, {"epsilon": 1e9}],
+              {"hypotheses": 10**4}, {"threshold": 1e30}, {"threshold": 1e-30}, {"epsilon": 1e9}],
     ids=["none", "central", "metric", "epochs", "rounds", "hypotheses", "huge", "tiny", "epsilon"],
 )  # fmt: skip
 def test_less_privacy_or_more_work_than_the_client_accepts_is_withheld(local, asked):
