@@ -16,7 +16,7 @@ FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"datasets", "models"},
     {"training"},
-    {"tables", "estimators", "tuning", "federated", "auditing", "fairness"},
+    {"tables", "estimators", "tuning", "federated", "auditing", "fairness", "statistics"},
     {"reproduction"},
     {"reports"},
     {"cli"},
@@ -27,6 +27,10 @@ SAME_FLOOR_ALLOWED = {
     ("federated", "fairness"),
     ("auditing", "federated"),
     ("estimators", "tables"),
+    ("statistics", "tables"),
+    ("auditing", "statistics"),
+    ("auditing", "tables"),
+    ("federated", "statistics"),
 }
 
 

@@ -1,0 +1,1 @@
+"""Numbers under a budget: counts, means, quantiles and tables of a file's persons, and answers randomised at home."""
