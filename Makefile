@@ -39,7 +39,8 @@ storm: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.fuzz_arguments
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm_of_federations
 
-# 10 000 random models against brute force; goes on where it stopped, and starts again when the engine has changed.
+# 10 000 random models against brute force, from a fresh seed that it prints; goes on where it stopped, and starts again
+# when the engine has changed.
 random-models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gradients.random_models
 	OMP_NUM_THREADS=1 SORDINA_LONG=1 $(BIN)/python -m pytest -q tests/gradients/test_upper_bounds.py

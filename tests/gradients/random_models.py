@@ -4,7 +4,8 @@ A `Program` is data: how samples enter, which blocks follow (with a seed each), 
 is driven. It is drawn from one seed, built from itself alone, and stays buildable when blocks are taken away, so a
 failure can be made small. The long form is ``make random-models``:
 
-    python -m tests.gradients.random_models --models 10000          # goes on where it stopped
+    python -m tests.gradients.random_models --models 10000          # from a fresh seed; goes on where it stopped
+    python -m tests.gradients.random_models --start 0               # from a seed of one's own
     python -m tests.gradients.random_models --seed 123              # one program, made small if it fails
 """
 
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 import torch
@@ -361,7 +362,8 @@ class Run:
     """Counts that survive being stopped."""
 
     file: Path
-    start: int
+    start: int | None = None
+    """The first seed; None goes on from the state, if it is of this code, and else starts from a fresh one."""
 
     def __post_init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -369,15 +371,18 @@ class Run:
         self.refusals: list[str] = []
         if self.file.exists():
             kept = json.loads(self.file.read_text())
-            if kept["code"] == code() and kept["start"] == self.start:
-                self.counts = Counter(kept["counts"])
+            if kept["code"] == code() and self.start in (None, kept["start"]):
+                self.start, self.counts = kept["start"], Counter(kept["counts"])
                 self.failures, self.refusals = kept["failures"], kept["refusals"]
+        if self.start is None:
+            self.start = SystemRandom().randrange(10**12)
 
     @property
     def done(self) -> int:
         return sum(number for key, number in self.counts.items() if not key.startswith("-"))
 
     def one(self) -> None:
+        assert self.start is not None
         program = draw(self.start + self.done)
         verdict = tried(program)
         kind = "mixing" if verdict.mixes or program.planted else "outside" if program.loss == OUTSIDE else "sound"
@@ -404,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the long form, or one seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=10_000)
-    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--start", type=int, help="the first seed; else that of the state, or a fresh one")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long; run again to go on")
     parser.add_argument("--state", type=Path, default=Path("build/random-models.json"))
@@ -418,6 +423,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(*minimised(program, verdict), sep="\n")
         return failed(verdict)
     run, end = Run(chosen.state, chosen.start), time.monotonic() + chosen.seconds
+    print(f"from seed {run.start} on, {run.done} done", flush=True)
     while run.done < chosen.models and time.monotonic() < end:
         run.one()
         if run.done % 50 == 0:
