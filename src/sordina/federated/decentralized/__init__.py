@@ -1,0 +1,1 @@
+"""Federated learning without a trusted server."""
