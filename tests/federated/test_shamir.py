@@ -1,5 +1,6 @@
 """Secret shares and agreed keys."""
 
+import contextlib
 import secrets
 
 import pytest
@@ -33,11 +34,9 @@ def test_shares_that_were_changed_do_not_give_the_secret():
     secret = secrets.token_bytes(32)
     shares = shamir.split(secret, 2, [1, 2])
     shares[1] = bytes([shares[1][0], *[byte ^ 1 for byte in shares[1][1:]]])
-    try:
+    with contextlib.suppress(InvalidInput):
         assert shamir.combine(shares, 2) != secret
-    except InvalidInput:
-        pass
-    with pytest.raises(InvalidInput, match="no share|is none"):
+    with pytest.raises(InvalidInput, match="is none"):
         shamir.combine({1: b"\xff" * 33, 2: shares[2]}, 2)
 
 
