@@ -19,15 +19,15 @@ the seeds of those who remained and the masks left over from those who did not.
 
 **What is hidden, and from whom.** The server follows the protocol but keeps and studies everything (honest but
 curious), together with fewer than ``threshold`` neighbours of any honest client. Then y_i is uniform whatever x_i is,
-as W(b_i) is uniform to whoever has fewer than ``threshold`` shares of b_i and of the mask key. Of those who remained all
-seeds are told; what then still hides x_i is the masks shared with honest neighbours that remained: the sum over
+as W(b_i) is uniform to whoever has fewer than ``threshold`` shares of b_i and of the mask key. Of those who remained
+all seeds are told; what then still hides x_i is the masks shared with honest neighbours that remained: the sum over
 connected honest clients is all that is told (`aggregation_graph` keeps them connected).
 
 **What is not.** A server that lies about who dropped out could ask some neighbours for one secret and some for the
 other; a client answers `unmask` once a round, which stops it only if ``threshold`` exceeds half of the honest
-neighbours plus the colluding ones; and keys are not certified here: against a server that invents clients nothing is promised. A
-client that masks garbage spoils the sum: its numbers are bounded by the modulus alone, as nobody sees them. Wrong
-shares and wrong keys are found by digest and by public key, and whoever sent them is named.
+neighbours plus the colluding ones; and keys are not certified here: against a server that invents clients nothing is
+promised. A client that masks garbage spoils the sum: its numbers are bounded by the modulus alone, as nobody sees
+them. Wrong shares and wrong keys are found by digest and by public key, and whoever sent them is named.
 """
 
 from __future__ import annotations
