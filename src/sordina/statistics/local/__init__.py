@@ -1,0 +1,38 @@
+"""Local privacy: every answer is randomised on the person's device, and nobody has to be trusted.
+
+>>> from sordina.statistics.local import Frequency
+>>> Frequency(values=64, epsilon=1.0).guarantee.epsilon
+1.0
+"""
+
+from sordina.statistics.local.estimates import LocalEstimate, projected
+from sordina.statistics.local.frequencies import GRR, OUE, FrequencyProtocol
+from sordina.statistics.local.hashed import OLH, HadamardResponse
+from sordina.statistics.local.means import MEANS, Duchi, Hybrid, MeanProtocol, Piecewise, mean_protocol
+from sordina.statistics.local.memoised import Memoised
+from sordina.statistics.local.planner import PROTOCOLS, Frequency
+from sordina.statistics.local.strings import CommonStrings, HeavyHitters
+from sordina.statistics.local.vectors import BoxVector, GaussianVector
+
+__all__ = [
+    "GRR",
+    "MEANS",
+    "OLH",
+    "OUE",
+    "PROTOCOLS",
+    "BoxVector",
+    "CommonStrings",
+    "Duchi",
+    "Frequency",
+    "FrequencyProtocol",
+    "GaussianVector",
+    "HadamardResponse",
+    "HeavyHitters",
+    "Hybrid",
+    "LocalEstimate",
+    "MeanProtocol",
+    "Memoised",
+    "Piecewise",
+    "mean_protocol",
+    "projected",
+]

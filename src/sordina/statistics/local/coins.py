@@ -1,0 +1,129 @@
+"""Coins whose chance is a whole number of 2^-63, tossed exactly, one by one or 64 to a word.
+
+A protocol's *lie* is the coin that decides against the person's value. Its chance is rounded **up**, to no information
+at all at most; every protocol here proves that its odds fall when a lie gets likelier. So the epsilon of the rounded
+coins is at most the epsilon that is claimed, never above it, and estimates use the rounded chances: no bias.
+
+The only floating point is ``e^-epsilon``, right to 2^-52 of itself; the chance is raised by 2^-48 of itself first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordina.errors import InvalidInput
+from sordina.mechanisms.mechanism import number
+from sordina.random.generators import BitStream, bit_stream
+from sordina.types import check_epsilon
+
+BITS = 63
+WHOLE = 1 << BITS
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+_LEAST_EPSILON = 1e-6
+_WORDS_AT_ONCE = 1 << 15
+"""A quarter of a megabyte: what fits near the processor."""
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+def local_epsilon(epsilon: object) -> float:
+    """``epsilon`` if coins can tell it from 0, else refused."""
+    checked = check_epsilon(number("epsilon", epsilon))
+    if checked < _LEAST_EPSILON:
+        raise InvalidInput(f"an answer at epsilon {checked:g} says nothing: choose at least {_LEAST_EPSILON:g}.")
+    return checked
+
+
+def lie(epsilon: float, others: int, own: int = 1) -> int:
+    """The chance, in 2^-63, of any of ``others`` answers when each of ``own`` is ``e^epsilon`` times as likely.
+
+    ``others / (own e^epsilon + others)``, rounded up. With L the rounded chance the odds of an own answer against
+    another one are ``(1 - L) others / (L own)``, which falls in L: at most ``e^epsilon``.
+
+    >>> lie(math.log(3), 1) / WHOLE
+    0.2500000000000009
+
+    Args:
+        epsilon: What is claimed.
+        others: How many answers are less likely.
+        own: How many are more likely.
+    """
+    weight = others * math.exp(-epsilon)
+    wanted = math.ceil(weight / (own + weight) * (1 + 2.0**-48) * 2.0**BITS)
+    return min(max(1, wanted), (others << BITS) // (own + others))
+
+
+def toss(chance: int, size: int, rng: np.random.Generator) -> Flags:
+    """``size`` independent coins, each true with probability ``chance / 2^63``."""
+    flags: Flags = rng.integers(0, WHOLE, size=size) < chance
+    return flags
+
+
+def toss_words(chance: int, words: int, rng: np.random.Generator) -> Words:
+    """The same coins, 64 to a word.
+
+    A uniform number of 63 bits is compared with ``chance`` from its first bit on, for 64 numbers at once; a number is
+    decided at the first bit that differs, which after eight bits is so for 255 of 256. The rest go on by themselves.
+    """
+    stream = bit_stream(rng)
+    result = np.empty(words, np.uint64)
+    for start in range(0, words, _WORDS_AT_ONCE):
+        _toss_block(chance, result[start : start + _WORDS_AT_ONCE], stream)
+    return result
+
+
+def _toss_block(chance: int, out: Words, stream: BitStream) -> None:
+    drawn = np.empty_like(out)
+    undecided = np.full_like(out, _ALL)
+    out[:] = 0
+    for place in range(8):
+        stream.fill(drawn.data.cast("B"))
+        _compare(chance >> (BITS - 1 - place) & 1, drawn, undecided, out)
+    left = undecided.nonzero()[0]
+    some, open_ = out[left], undecided[left]
+    for place in range(8, BITS):
+        if not open_.any():
+            break
+        further = np.empty_like(open_)
+        stream.fill(further.data.cast("B"))
+        _compare(chance >> (BITS - 1 - place) & 1, further, open_, some)
+    out[left] = some
+
+
+def _compare(bit: int, drawn: Words, undecided: Words, result: Words) -> None:
+    """One bit: a drawn 0 against a 1 of the chance is below it (true), a drawn 1 against a 0 is above it (false)."""
+    if bit:
+        undecided_and_drawn = undecided & drawn
+        result |= undecided ^ undecided_and_drawn
+        undecided[:] = undecided_and_drawn
+    else:
+        undecided &= ~drawn
+
+
+def column_sums(words: Words, columns: int) -> Integers:
+    """How many rows have each of the first ``columns`` bits set.
+
+    Three rows are added bit by bit into a row of sums and a row of carries, so two thirds of the rows remain to be
+    counted (a third of them twice), and so on: about five operations a word in all.
+
+    Args:
+        words: One row per answer; the bit ``64 w + i`` of a row is bit i of its word w.
+        columns: How many bits count.
+    """
+    rows = len(words)
+    if rows < 48:
+        bits = np.unpackbits(words.view(np.uint8).reshape(rows, -1), axis=1, count=columns, bitorder="little")
+        counts: Integers = bits.sum(axis=0, dtype=np.int64)
+        return counts
+    third = rows // 3
+    first, second, last = words[:third], words[third : 2 * third], words[2 * third : 3 * third]
+    either = first ^ second
+    carries = (first & second) | (either & last)
+    either ^= last
+    total = column_sums(either, columns) + 2 * column_sums(carries, columns)
+    return total + column_sums(words[3 * third :], columns) if rows > 3 * third else total

@@ -1,0 +1,284 @@
+"""How common each of K values is: direct answers (GRR) and unary ones (OUE). Every answer is epsilon-DP by itself.
+
+A protocol gives every value v a *score* in each answer: 1 if the answer supports v, else 0. With p the chance that the
+person's own value is supported and q that of any other, ``(mean score - q) / (p - q)`` estimates the share of v without
+bias, and for a true share h its variance is, with n answers,
+
+    (h p (1 - p) + (1 - h) q (1 - q)) / (n (p - q)^2).
+
+Summed over all values it does not depend on the shares, so protocols can be compared before anybody answers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordina.accounting import events
+from sordina.arguments import checked
+from sordina.errors import InvalidInput
+from sordina.mechanisms.arrays import open_integers
+from sordina.mechanisms.mechanism import settle, source, whole, word
+from sordina.statistics.local.coins import (
+    WHOLE,
+    Integers,
+    Words,
+    column_sums,
+    lie,
+    local_epsilon,
+    toss,
+    toss_words,
+)
+from sordina.statistics.local.estimates import Floats, LocalEstimate, frequency_estimate, some
+from sordina.types import Adjacency, Guarantee, Trust, Unit
+
+
+class FrequencyProtocol(Protocol):
+    """How a value of ``range(values)`` is randomised on a person's device, and what a server makes of the answers."""
+
+    values: int
+    epsilon: float
+
+    @property
+    def name(self) -> str:
+        """As the command line and a plan call it."""
+        ...
+
+    @property
+    def bits(self) -> float:
+        """How many bits one answer needs."""
+        ...
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Pure epsilon-DP in the local model."""
+        ...
+
+    def event(self) -> events.Event:
+        """What one answer is to an accountant."""
+        ...
+
+    def randomize(self, values: Any, generator: np.random.Generator | None = None) -> NDArray[Any]:
+        """One answer per value; without ``generator`` from a secure stream of its own."""
+        ...
+
+    def estimate(self, answers: Any, *, confidence: float = 0.95, population: bool = False) -> LocalEstimate:
+        """The share of every value among the people who answered, or, with ``population``, among those they stand for.
+
+        Args:
+            answers: What `randomize` returned.
+            confidence: Of every single interval.
+            population: The people are a random sample: the intervals cover what was not sampled, too.
+        """
+        ...
+
+    def variances(self, shares: Floats, people: int) -> Floats:
+        """Of every estimate, the data fixed, if the true shares are ``shares``."""
+        ...
+
+    def error(self, people: int) -> float:
+        """The root of the mean squared error of a share, on average over the values, before anybody answers."""
+        ...
+
+
+def local_guarantee(epsilon: float, unit: Unit) -> Guarantee:
+    """Any value of one person against any other, with nobody to be trusted."""
+    return Guarantee(epsilon, 0.0, Adjacency.REPLACE_ONE, unit, Trust.LOCAL)
+
+
+def check_categories(values: object) -> int:
+    """``values`` if it is a number of categories."""
+    return whole("values", values, least=2)
+
+
+def open_categories(given: Any, categories: int) -> Integers:
+    """The given categories as integers; the refusal does not quote them."""
+    integers, _ = open_integers(given)
+    flat = integers.reshape(-1)
+    if flat.size and (flat.min() < 0 or flat.max() >= categories):
+        raise InvalidInput(f"values must be whole numbers from 0 to {categories - 1}.")
+    return flat
+
+
+def two_chances(shares: Floats, own: float, other: float, people: int) -> Floats:  # the formula at the top
+    """``(h p (1-p) + (1-h) q (1-q)) / (n (p-q)^2)`` for every share h."""
+    spread = shares * own * (1 - own) + (1 - shares) * other * (1 - other)
+    variances: Floats = spread / (whole("people", people) * (own - other) ** 2)
+    return variances
+
+
+def average_error(own: float, other: float, values: int, people: int) -> float:
+    """The root of the mean over all values: one has the variance of share 1, the others that of share 0."""
+    first, rest = two_chances(np.array([1.0, 0.0]), own, other, people)
+    return math.sqrt((first + (values - 1) * rest) / values)
+
+
+def estimate_two_chances(
+    counts: Integers, own: float, other: float, people: int, confidence: float, population: bool
+) -> LocalEstimate:
+    """The estimate from the number of answers that support each value."""
+    means = counts / people
+    if population:
+        variances = means * (1 - means)
+    else:
+        shares = np.clip((means - other) / (own - other), 0.0, 1.0)
+        variances = shares * own * (1 - own) + (1 - shares) * other * (1 - other)
+    return frequency_estimate(means, variances, own - other, other, people, confidence)
+
+
+@checked
+@dataclass(frozen=True)
+class GRR:
+    """Generalised randomised response: the value itself, or with a chance rounded up any other one.
+
+    *Proof.* An answer y has chance ``1 - L`` for the value y and ``L / (K - 1)`` for any other; their ratio is at most
+    ``e^epsilon`` (`coins.lie`). Best for few values: the variance of an empty value is
+    ``(e^epsilon + K - 2) / (n (e^epsilon - 1)^2)`` (errata 14 has the others').
+
+    Args:
+        values: How many values there are, K.
+        epsilon: Of every answer.
+        unit: Who answers.
+    """
+
+    values: int
+    epsilon: float
+    unit: Unit = Unit.USER
+    name = "grr"
+
+    def __post_init__(self) -> None:
+        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
+        settle(self, unit=word("unit", Unit, self.unit))
+
+    @property
+    def bits(self) -> float:
+        """``log2 K``."""
+        return math.log2(self.values)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Pure epsilon-DP in the local model."""
+        return local_guarantee(self.epsilon, self.unit)
+
+    def event(self) -> events.Event:
+        """Pure epsilon-DP, for each person's one answer."""
+        return events.PureDP(self.epsilon)
+
+    @property
+    def lie(self) -> int:
+        """The chance of another value, in 2^-63."""
+        return lie(self.epsilon, self.values - 1)
+
+    @property
+    def _chances(self) -> tuple[float, float]:
+        return 1 - self.lie / WHOLE, self.lie / WHOLE / (self.values - 1)
+
+    def randomize(self, values: Any, generator: np.random.Generator | None = None) -> Integers:
+        """One value per value."""
+        own, rng = open_categories(values, self.values), source(generator)
+        places = toss(self.lie, own.size, rng).nonzero()[0]
+        answers = own.copy()
+        answers[places] = (own[places] + rng.integers(1, self.values, size=places.size)) % self.values
+        return answers
+
+    def estimate(self, answers: Any, *, confidence: float = 0.95, population: bool = False) -> LocalEstimate:
+        """``(c_v / n - q) / (p - q)``."""
+        given = open_categories(answers, self.values)
+        counts = np.bincount(given, minlength=self.values)
+        return estimate_two_chances(counts, *self._chances, some(given), confidence, population)
+
+    def variances(self, shares: Floats, people: int) -> Floats:
+        """By the formula at the top, ``p = 1 - L`` and ``q = L / (K - 1)``."""
+        return two_chances(shares, *self._chances, people)
+
+    def error(self, people: int) -> float:
+        """On average over the values, whatever the shares."""
+        return average_error(*self._chances, self.values, people)
+
+
+@checked
+@dataclass(frozen=True)
+class OUE:
+    """Optimised unary encoding (Wang et al. 2017): one bit per value; the own bit is a fair coin, any other is rarer.
+
+    *Proof.* Between values x and x' only their two bits differ in law. The likeliest answer for x against x' has bit x
+    set and bit x' not: ``(1/2) (1 - q) / (q (1/2)) = (1 - q) / q <= e^epsilon`` as q is ``1 / (e^epsilon + 1)``,
+    rounded up. For an empty value the variance is ``4 e^epsilon / (n (e^epsilon - 1)^2)``, whatever K is.
+
+    Answers are rows of 64-bit words: bit ``64 w + i`` is bit i of word w.
+
+    Args:
+        values: How many values there are, K.
+        epsilon: Of every answer.
+        unit: Who answers.
+    """
+
+    values: int
+    epsilon: float
+    unit: Unit = Unit.USER
+    name = "oue"
+
+    def __post_init__(self) -> None:
+        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
+        settle(self, unit=word("unit", Unit, self.unit))
+
+    @property
+    def bits(self) -> float:
+        """K."""
+        return float(self.values)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Pure epsilon-DP in the local model."""
+        return local_guarantee(self.epsilon, self.unit)
+
+    def event(self) -> events.Event:
+        """Pure epsilon-DP, for each person's one answer."""
+        return events.PureDP(self.epsilon)
+
+    @property
+    def lie(self) -> int:
+        """The chance of a bit that is not the person's, in 2^-63."""
+        return lie(self.epsilon, 1)
+
+    @property
+    def words(self) -> int:
+        """Of an answer."""
+        return -(-self.values // 64)
+
+    def randomize(self, values: Any, generator: np.random.Generator | None = None) -> Words:
+        """One row of words per value."""
+        own, rng = open_categories(values, self.values), source(generator)
+        answers = toss_words(self.lie, own.size * self.words, rng).reshape(own.size, self.words)
+        if self.values % 64:
+            answers[:, -1] &= np.uint64((1 << self.values % 64) - 1)
+        rows, bit = np.arange(own.size), np.uint64(1) << (own % 64).astype(np.uint64)
+        fair = np.where(rng.integers(0, 2, size=own.size, dtype=np.bool_), bit, np.uint64(0))
+        answers[rows, own // 64] = answers[rows, own // 64] & ~bit | fair
+        return answers
+
+    def estimate(self, answers: Any, *, confidence: float = 0.95, population: bool = False) -> LocalEstimate:
+        """``(c_v / n - q) / (1/2 - q)``."""
+        given = open_words(answers, self.words)
+        counts = column_sums(given, self.values)
+        return estimate_two_chances(counts, 0.5, self.lie / WHOLE, some(given), confidence, population)
+
+    def variances(self, shares: Floats, people: int) -> Floats:
+        """By the formula at the top, ``p = 1/2``."""
+        return two_chances(shares, 0.5, self.lie / WHOLE, people)
+
+    def error(self, people: int) -> float:
+        """On average over the values, whatever the shares."""
+        return average_error(0.5, self.lie / WHOLE, self.values, people)
+
+
+def open_words(answers: Any, words: int) -> Words:
+    """``answers`` as rows of ``words`` words."""
+    given = np.asarray(answers)
+    if given.dtype != np.uint64 or given.ndim != 2 or given.shape[1] != words:
+        raise InvalidInput(f"answers must be rows of {words} words of 64 bits, as `randomize` returns them.")
+    return np.ascontiguousarray(given)
