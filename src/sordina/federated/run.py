@@ -246,7 +246,7 @@ def federate(
         if keeper is not None:
             keeper.keep(now, engine.accounts)
     most = _participations(engine.accounts, rounds - now.number, placement.cost(size))
-    statement = placement.statement(Facts(rounds, size, most, now.number, clients))
+    statement = placement.statement(Facts(rounds, size, most, now.number, clients, now.privacy))
     ended = strategy.models(now.state)
     best = now.best if now.losses else ended
     return Result(ended, best, now.history, statement, leakage(engine), now.privacy, strategy.configure(now.state))

@@ -72,6 +72,8 @@ class Facts:
     """The rounds that really ran; None: all of them."""
     clients: int | None = None
     """How many clients there are."""
+    state: Any = None
+    """The placement's last public state."""
 
     def remarks(self, delta: float) -> str:
         """What people must know besides: an early end, a delta that excludes nothing."""
