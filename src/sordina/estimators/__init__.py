@@ -3,8 +3,9 @@
 from sordina.estimators._base import UnbookedFits, forget_unbooked
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
 from sordina.estimators.forest import RandomForestClassifier, RandomForestRegressor
-from sordina.estimators.gradient import SVC, LinearSVC, LogisticRegression, MLPClassifier, MLPRegressor
+from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import LinearRegression, Ridge
+from sordina.estimators.linear_classifiers import SVC, LinearSVC, LogisticRegression
 from sordina.estimators.moments import PCA, GaussianNB, KMeans
 
 __all__ = [

@@ -1,14 +1,13 @@
-"""Estimators trained by private gradient steps: logistic regression, support vector machines, networks.
+"""Networks trained by private gradient steps, and what every estimator that takes such steps shares.
 
-All of them are `sordina.Trainer` with a linear model or a network: the proof is the trainer's (per-sample gradients
-clipped to a public threshold, Gaussian noise, Poisson sampling, PLD accounting, add/remove neighbours). Nothing is
-searched: the threshold is fixed, the step length is found from released values, batch size and epochs follow from the
-number of rows, which counts as public.
+All of them are `sordina.Trainer` with a network or a linear model (`sordina.estimators.linear_classifiers`): the proof
+is the trainer's (per-sample gradients clipped to a public threshold, Gaussian noise, Poisson sampling, PLD accounting,
+add/remove neighbours). Nothing is searched: the threshold is fixed, the step length is found from released values,
+batch size and epochs follow from the number of rows, which counts as public.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from sordina.training import Trainer
 from sordina.types import Budget
 
 
-class _Gradient(PrivateEstimator):
+class GradientEstimator(PrivateEstimator):
     """Stores the options, trains ``self._module`` and keeps its weights as arrays."""
 
     threshold = 0.5
@@ -45,7 +44,7 @@ class _Gradient(PrivateEstimator):
         budget: Budget | tuple[float, float] | None = None,
         *,
         bounds: Any = None,
-        epochs: float = 10.0,
+        epochs: float | None = 10.0,
         batch_size: int | None = None,
         rows_per_person: int | None = None,
         ledger: Ledger | str | None = None,
@@ -64,11 +63,12 @@ class _Gradient(PrivateEstimator):
         ledger = Ledger(self.ledger) if isinstance(self.ledger, str) else self.ledger
         if (ledger is None) != (self.dataset_budget is None):
             raise InvalidInput("a ledger and the name of its data set (dataset_budget) go together.")
+        batch_size = self.batch_size or batch_size_for(units)
         trainer = Trainer(
             module, loss, self._budget(),
             clipping=Fixed(self.threshold),
-            batch_size=self.batch_size or batch_size_for(units),
-            epochs=self.epochs,
+            batch_size=batch_size,
+            epochs=epochs_for(units, batch_size) if self.epochs is None else self.epochs,
             users=users,
             ledger=ledger,
             dataset_budget=self.dataset_budget,
@@ -94,7 +94,26 @@ class _Gradient(PrivateEstimator):
         raise NotImplementedError
 
 
-class _GradientClassifier(ClassifierMixin, _Gradient):
+class ProbabilityMixin:
+    """Probabilities of the classes from their scores."""
+
+    _outputs: Any
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probabilities of the classes.
+
+        Args:
+            X: Rows.
+        """
+        outputs = self._outputs(X)
+        odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        shares: Floats = odds / odds.sum(axis=1, keepdims=True)
+        return shares
+
+
+class GradientClassifier(ClassifierMixin, GradientEstimator):
+    """What classifiers by gradient steps share."""
+
     def fit(self, X: Any, y: Any, persons: Any = None, classes: Any = None) -> Any:
         """Fit within the budget.
 
@@ -134,120 +153,7 @@ class _GradientClassifier(ClassifierMixin, _Gradient):
         return self.classes_[best]
 
 
-class LogisticRegression(_GradientClassifier):
-    """Logistic regression by private gradient steps; several classes by softmax.
-
-    Args:
-        budget: (epsilon, delta) of one fit.
-        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
-        epochs: Passes over the rows, on average.
-        batch_size: Expected size of a batch; from the number of rows if None.
-        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
-        ledger: Where the fit is booked, with ``dataset_budget``.
-        dataset_budget: The ledger's name of the data set.
-        random_state: A seed makes the fit repeatable, and not releasable.
-    """
-
-    def _module(self, width: int) -> nn.Module:
-        return _flat_start(width, len(self.classes_))
-
-    def predict_proba(self, X: Any) -> Floats:
-        """Probabilities of the classes.
-
-        Args:
-            X: Rows.
-        """
-        return _shares(self._outputs(X))
-
-    @property
-    def coef_(self) -> Floats:
-        """Weights on the scaled columns; with two classes, of the second against the first."""
-        weights = self.weights_["weight"].astype(np.float64)
-        answers: Floats = weights[1:] - weights[:1] if len(self.classes_) == 2 else weights
-        return answers
-
-    @property
-    def intercept_(self) -> Floats:
-        """Constants, as `coef_`."""
-        bias = self.weights_["bias"].astype(np.float64)
-        answers: Floats = bias[1:] - bias[:1] if len(self.classes_) == 2 else bias
-        return answers
-
-
-class LinearSVC(_GradientClassifier):
-    """A linear support vector machine by private gradient steps on the smoothed multi-class hinge.
-
-    Args:
-        budget: (epsilon, delta) of one fit.
-        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
-        epochs: Passes over the rows, on average.
-        batch_size: Expected size of a batch; from the number of rows if None.
-        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
-        ledger: Where the fit is booked, with ``dataset_budget``.
-        dataset_budget: The ledger's name of the data set.
-        random_state: A seed makes the fit repeatable, and not releasable.
-    """
-
-    def _module(self, width: int) -> nn.Module:
-        return _flat_start(width, len(self.classes_))
-
-    @staticmethod
-    def _loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Huber's hinge of the margin to the best other class: 0 from margin 1.5 on, linear below 0.5."""
-        own = outputs.gather(1, targets[:, None])[:, 0]
-        others = outputs.scatter(1, targets[:, None], -math.inf).amax(1)
-        gap = 1.5 - (own - others)
-        losses = torch.where(gap <= 0, torch.zeros_like(gap), torch.where(gap < 1, gap.square() / 2, gap - 0.5))
-        return losses if reduction == "none" else losses.mean()
-
-
-class SVC(LinearSVC):
-    """A support vector machine with an RBF kernel, through random Fourier features drawn without looking.
-
-    Args:
-        budget: (epsilon, delta) of one fit.
-        bounds: Public ``(low, high)`` of the columns; ``(0, 1)`` after `sordina.tables.Prepare`.
-        gamma: Of the kernel ``exp(-gamma |x - x'|^2)`` on scaled columns; ``1 / columns`` if None.
-        n_components: Number of random features.
-        epochs: Passes over the rows, on average.
-        batch_size: Expected size of a batch; from the number of rows if None.
-        rows_per_person: With ``persons`` in `fit`: how many rows of one person count in a step.
-        ledger: Where the fit is booked, with ``dataset_budget``.
-        dataset_budget: The ledger's name of the data set.
-        random_state: A seed makes the fit repeatable, and not releasable.
-    """
-
-    def __init__(
-        self,
-        budget: Budget | tuple[float, float] | None = None,
-        *,
-        bounds: Any = None,
-        gamma: float | None = None,
-        n_components: int = 200,
-        epochs: float = 10.0,
-        batch_size: int | None = None,
-        rows_per_person: int | None = None,
-        ledger: Ledger | str | None = None,
-        dataset_budget: str | None = None,
-        random_state: int | None = None,
-    ) -> None:
-        super().__init__(
-            budget, bounds=bounds, epochs=epochs, batch_size=batch_size, rows_per_person=rows_per_person,
-            ledger=ledger, dataset_budget=dataset_budget, random_state=random_state,
-        )  # fmt: skip
-        self.gamma, self.n_components = gamma, n_components
-
-    def _module(self, width: int) -> nn.Module:
-        gamma = 1 / width if self.gamma is None else self.gamma
-        if not (0 < gamma < math.inf):
-            raise InvalidInput(f"gamma must be positive, got {gamma}.")
-        if isinstance(self.n_components, bool) or self.n_components < 1:
-            raise InvalidInput(f"n_components must be at least 1, got {self.n_components}.")
-        features = _FourierFeatures(width, int(self.n_components), gamma)
-        return nn.Sequential(features, _flat_start(int(self.n_components), len(self.classes_)))
-
-
-class MLPClassifier(LogisticRegression):
+class MLPClassifier(ProbabilityMixin, GradientClassifier):
     """A network with one hidden layer (or more) for classes, by the private trainer.
 
     Args:
@@ -284,13 +190,8 @@ class MLPClassifier(LogisticRegression):
     def _module(self, width: int) -> nn.Module:
         return _network(width, self.hidden_layer_sizes, len(self.classes_), self.random_state)
 
-    @property
-    def coef_(self) -> Floats:
-        """A network has no coefficients."""
-        raise AttributeError("a network has weights_, not coef_.")
 
-
-class MLPRegressor(RegressorMixin, _Gradient):
+class MLPRegressor(RegressorMixin, GradientEstimator):
     """A network with one hidden layer (or more) for numbers, by the private trainer.
 
     Args:
@@ -361,31 +262,17 @@ def batch_size_for(units: int) -> int:
     Args:
         units: Number of rows, or of persons.
     """
-    return int(min(max(64, units // 64), 2048, max(units, 1)))
+    return int(min(max(64, units // 64), 4096, max(units, 1)))
 
 
-class _FourierFeatures(nn.Module):
-    """``sqrt(2 / D) cos(W x + b)``, W normal of variance ``2 gamma``: its products approximate the RBF kernel."""
+def epochs_for(units: int, batch_size: int) -> float:
+    """Passes of a linear model over the rows: 40, or fewer where that would be more than 2560 steps.
 
-    frequencies: Tensor
-    phases: Tensor
-
-    def __init__(self, width: int, size: int, gamma: float) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)  # public randomness: the same features for everybody
-        self.register_buffer("frequencies", torch.randn(width, size, generator=generator) * math.sqrt(2 * gamma))
-        self.register_buffer("phases", torch.rand(size, generator=generator) * 2 * math.pi)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """The features of each row."""
-        return math.sqrt(2 / self.phases.numel()) * torch.cos(rows @ self.frequencies + self.phases)
-
-
-def _flat_start(width: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(width, outputs)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
+    Args:
+        units: Number of rows, or of persons.
+        batch_size: Expected size of a batch.
+    """
+    return min(40.0, max(1.0, 2560 * batch_size / max(units, 1)))
 
 
 def _network(width: int, hidden: Any, outputs: int, seed: Any) -> nn.Module:
@@ -404,12 +291,6 @@ def _network(width: int, hidden: Any, outputs: int, seed: Any) -> nn.Module:
 
 def _squares(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     return nn.functional.mse_loss(outputs, targets, reduction=reduction)
-
-
-def _shares(outputs: Floats) -> Floats:
-    odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    shares: Floats = odds / odds.sum(axis=1, keepdims=True)
-    return shares
 
 
 def _users(persons: Any, rows_per_person: int | None, size: int) -> Users | None:

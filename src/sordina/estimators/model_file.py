@@ -18,8 +18,9 @@ from sordina.estimators._base import PrivateEstimator
 from sordina.estimators._bins import BinnedFeature
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
 from sordina.estimators.forest import GrownTree, RandomForestClassifier, RandomForestRegressor
-from sordina.estimators.gradient import SVC, LinearSVC, LogisticRegression, MLPClassifier, MLPRegressor
+from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import LinearRegression, Ridge
+from sordina.estimators.linear_classifiers import SVC, LinearSVC, LogisticRegression
 from sordina.estimators.moments import GaussianNB
 from sordina.tables import Schema
 from sordina.types import Adjacency, Guarantee, Trust, Unit
@@ -33,7 +34,8 @@ KINDS: dict[str, type[PrivateEstimator]] = {
     )
 }  # fmt: skip
 _PLAIN = ("bounds", "target_bounds", "gamma", "n_components", "hidden_layer_sizes")
-_NUMBERS = ("middle_", "width_", "intercept_", "n_features_in_")
+_NUMBERS = ("middle_", "width_", "intercept_", "n_features_in_", "knots_")
+_WHOLE = ("n_features_in_", "knots_")
 _ARRAYS = ("coef_", "intercept_", "theta_", "var_", "class_prior_")
 
 _DAMAGE = (
@@ -155,7 +157,7 @@ def _restore(estimator: Any, arrays: Arrays, plain: dict[str, Any]) -> None:
             setattr(estimator, name, value)
     for name in _NUMBERS:
         if name in plain:
-            setattr(estimator, name, int(plain[name]) if name.startswith("n_") else float(plain[name]))
+            setattr(estimator, name, int(plain[name]) if name in _WHOLE else float(plain[name]))
     for name in ("classes_", "feature_names_in_"):
         if name in plain:
             setattr(estimator, name, np.asarray(plain[name], dtype=object if name != "classes_" else None))

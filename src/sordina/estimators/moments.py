@@ -22,6 +22,7 @@ from sordina.estimators._base import (
     noise_for,
     scaled,
 )
+from sordina.estimators._bins import binned_features
 from sordina.estimators.linear import symmetric_matrix, symmetric_vector
 from sordina.types import Budget
 
@@ -122,11 +123,13 @@ class PCA(TransformerMixin, PrivateEstimator):
 
 
 class GaussianNB(ClassifierMixin, PrivateEstimator):
-    """Gaussian naive Bayes from noisy counts, sums and sums of squares per class.
+    """Naive Bayes from noisy moments: normal for numbers, a table of shares for categories.
 
-    Columns are moved to [-1/2, 1/2]. A row adds to the statistics of one class only: a count (1), d sums (each at most
-    1/2) and d squares (each at most 1/4, centred at 1/8, so at most 1/8): L2 sensitivity ``sqrt(1 + d/4 + d/64)`` under
-    add/remove, one Gaussian event.
+    Numbers are moved to [-1/2, 1/2]; the columns ``name=value`` of a prepared table are one category again, because a
+    normal law for 0 and 1 goes wrong the more the better its variance is known. A row adds to the statistics of one
+    class only: a count (1), for each of d numbers a sum (at most 1/2) and a square (at most 1/4, centred at 1/8, so at
+    most 1/8), for each of c categories one cell (1): L2 sensitivity ``sqrt(1 + c + d/4 + d/64)`` under add/remove, one
+    Gaussian event. Classes are drawn towards what all classes have in common by as much as the noise weighs.
 
     Args:
         budget: (epsilon, delta) of one fit.
@@ -163,19 +166,41 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         self.classes_, codes = checked_classes(y, classes)
         rng = self._rng()
         kept, most, unit = limited(persons, self.rows_per_person, len(rows), rng)
-        z = scaled(rows, self.bounds)[kept] - 0.5
-        size = z.shape[1]
+        self.features_ = binned_features(getattr(self, "feature_names_in_", None), rows.shape[1], 2)
+        parts = self._parts(scaled(rows, self.bounds)[kept])
+        numbers, cells = parts[0].shape[1], [part.shape[1] for part in parts[1:]]
         multiplier = noise_for(self._budget(), Gaussian)
-        sensitivity = math.sqrt(1 + size / 4 + size / 64) * most
+        sensitivity = math.sqrt(1 + len(cells) + numbers / 4 + numbers / 64) * most
         member = np.eye(len(self.classes_))[codes[kept]]
         with self._spending(Gaussian(multiplier), unit):
-            totals = member.T @ np.column_stack([np.ones(len(z)), z, z**2 - 0.125])
+            z = parts[0]
+            totals = member.T @ np.column_stack([np.ones(len(z)), z, z**2 - 0.125, *parts[1:]])
             totals = add_noise(totals, sensitivity, multiplier, rng)
-        counts = np.maximum(totals[:, :1], max(1.0, sensitivity * multiplier))
-        self.theta_ = np.clip(totals[:, 1 : 1 + size] / counts, -0.5, 0.5)
-        self.var_ = np.clip(totals[:, 1 + size :] / counts + 0.125 - self.theta_**2, 1e-3, 0.25)
-        self.class_prior_ = counts[:, 0] / counts.sum()
+        self._learn(totals, numbers, cells, sensitivity * multiplier)
         return self
+
+    def _parts(self, unit_rows: Floats) -> list[Floats]:
+        """The numbers, moved to [-1/2, 1/2], and for each category which cell each row is in."""
+        numbers = [one.columns[0] for one in self.features_ if one.ordered]
+        tables = [np.eye(one.cells)[one.codes(unit_rows)] for one in self.features_ if not one.ordered]
+        return [unit_rows[:, numbers] - 0.5, *tables]
+
+    def _learn(self, totals: Floats, numbers: int, cells: list[int], noise: float) -> None:
+        counts = np.maximum(totals[:, :1], max(1.0, noise))
+        _, sums, squares, *tables = np.split(totals, np.cumsum([1, numbers, numbers, *cells])[:-1], axis=1)
+
+        def shared(part: Floats) -> Floats:
+            means: Floats = (part + noise * part.sum(axis=0) / counts.sum()) / (counts + noise)
+            return means
+
+        self.theta_ = np.clip(shared(sums), -0.5, 0.5)
+        self.var_ = np.clip(shared(squares) + 0.125 - self.theta_**2, 1e-3, 0.25)
+        self.class_prior_ = counts[:, 0] / counts.sum()
+        self.tables_ = []
+        for table in tables:
+            whole = np.maximum(table.sum(axis=0), 0.0) + max(1.0, noise)
+            shares = np.maximum(table, 0.0) + (1 + noise) * whole / whole.sum()
+            self.tables_.append(shares / shares.sum(axis=1, keepdims=True))
 
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities of the classes.
@@ -184,7 +209,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
             X: Rows.
         """
         rows = fitted_rows(self, X)
-        z = scaled(rows, self.bounds) - 0.5
+        z, *tables = self._parts(scaled(rows, self.bounds))
         likelihood = np.stack(
             [
                 -0.5 * (np.log(var) + (z - mean) ** 2 / var).sum(axis=1)
@@ -192,6 +217,8 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
             ],
             axis=1,
         )
+        for part, table in zip(tables, self.tables_, strict=True):
+            likelihood += part @ np.log(table).T
         scores = likelihood + np.log(self.class_prior_)
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares: Floats = odds / odds.sum(axis=1, keepdims=True)

@@ -20,8 +20,9 @@ from sordina.errors import BudgetRefused, InvalidInput
 from sordina.estimators._base import PrivateEstimator
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
 from sordina.estimators.forest import RandomForestClassifier, RandomForestRegressor
-from sordina.estimators.gradient import LinearSVC, LogisticRegression, MLPClassifier, MLPRegressor
+from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import Ridge
+from sordina.estimators.linear_classifiers import LinearSVC, LogisticRegression
 from sordina.estimators.model_file import pack, unpack
 from sordina.run_folder import TABLE_MODEL, RunFolder, read_claim
 from sordina.tables import PreparedTable, Schema, feature_names, pieces, read_table
