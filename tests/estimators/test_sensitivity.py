@@ -31,6 +31,9 @@ BUDGET = sd.Budget(1, 1e-5)
 MAKERS = {
     "linear": lambda: LinearRegression(BUDGET, bounds=(-2, 2), target_bounds=(0, 3), random_state=0),
     "ridge": lambda: Ridge(BUDGET, bounds=(-2, 2), target_bounds=(0, 3), random_state=0),
+    "functional": lambda: LinearRegression(
+        BUDGET, bounds=(-2, 2), target_bounds=(0, 3), method="functional", random_state=0
+    ),
     "pca": lambda: PCA(2, BUDGET, row_norm=2.5, random_state=0),
     "naive bayes": lambda: GaussianNB(BUDGET, bounds=(-2, 2), random_state=0),
     "k-means": lambda: KMeans(3, BUDGET, bounds=(-2, 2), max_iter=3, random_state=0),
@@ -43,7 +46,7 @@ MAKERS = {
         BUDGET, bounds=(-2, 2), target_bounds=(0, 3), epochs=3, random_state=0
     ),
 }
-NUMBERS = {"linear", "ridge", "regression forest", "boosted regression"}
+NUMBERS = {"linear", "functional", "ridge", "regression forest", "boosted regression"}
 
 
 class Recorder:

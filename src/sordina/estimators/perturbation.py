@@ -97,6 +97,8 @@ class ObjectivePerturbation:
             middle = (low + high) / 2
             spent = accountant("pld").epsilon(event(middle), budget.delta, Adjacency.ADD_REMOVE)
             low, high = (middle, high) if spent <= budget.epsilon else (low, middle)
+            if high - low < 1e-4 * high:
+                break
         if low == 0.0:
             raise InvalidInput("this budget is too small for objective perturbation: take method='gradient'.")
         curvature = loss.curvature * bound**2
