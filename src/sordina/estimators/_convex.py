@@ -136,7 +136,8 @@ def shortened(rows: Floats, bound: float) -> Floats:
         bound: The public bound.
     """
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+    short: Floats = rows * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+    return short
 
 
 def signs_of(codes: Any, classes: int) -> list[Floats]:

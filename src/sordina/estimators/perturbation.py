@@ -122,7 +122,7 @@ class ObjectivePerturbation:
         grid = Grid.under(self.sigma)
         found = []
         for one in signs:
-            tilt = (floored_gaussian(grid.units(self.sigma), size, rng) + 0.5) * grid.step
+            tilt: Floats = (floored_gaussian(grid.units(self.sigma), size, rng).astype(np.float64) + 0.5) * grid.step
             found.append(problem.minimum(one, tilt))
         error = math.sqrt(len(signs)) * (problem.tolerance + math.sqrt(size) * grid.step) / self.ridge
         return add_noise(np.stack(found), 2 * error, _FINISH, rng)
