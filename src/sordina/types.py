@@ -42,6 +42,7 @@ class Trust(str, Enum):
 
     CENTRAL = "central"
     LOCAL = "local"
+    SHUFFLED = "shuffled"
     METRIC = "metric"
     NETWORK = "network"
 

@@ -21,6 +21,7 @@ from sordina.accounting.events import (
     PoissonSampled,
     PureDP,
     RandomStopping,
+    Shuffled,
     ZeroConcentrated,
 )
 from sordina.accounting.gaussian import gaussian_epsilon
@@ -139,6 +140,10 @@ def _alone(event: Event, delta: float, adjacency: Adjacency) -> float:
         return ZCDP().epsilon(event, delta, adjacency)
     if isinstance(event, RandomStopping):
         return RDP().epsilon(event, delta, adjacency)
+    if isinstance(event, Shuffled):
+        from sordina.accounting.pld import PLD
+
+        return PLD().epsilon(event, delta, adjacency)
     if isinstance(event, PoissonSampled | FixedSizeSampled):
         refuse_unsound(event, adjacency)
         rate = event.rate if isinstance(event, PoissonSampled) else event.batch / event.population

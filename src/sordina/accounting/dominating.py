@@ -17,12 +17,14 @@ from sordina.accounting.events import (
     PoissonSampled,
     PureDP,
     RandomStopping,
+    Shuffled,
     ZeroConcentrated,
 )
 from sordina.accounting.losses import GaussianLoss, LaplaceLoss, Loss, ResponseLoss
 from sordina.accounting.normal import Bag
 from sordina.accounting.pairs import Added, Pair, Plain, Removed, TwoSided
-from sordina.accounting.refusals import refuse_fixed_size, refuse_opaque_poisson
+from sordina.accounting.refusals import refuse_fixed_size, refuse_opaque_poisson, refuse_shuffled
+from sordina.accounting.shuffled import shuffle_loss
 from sordina.errors import Unsupported
 from sordina.types import Adjacency
 
@@ -79,10 +81,13 @@ def _present(event: Event, count: int, sampled: Callable[[Loss, float], Pair]) -
         noise = event.event.noise_multiplier
         return Term(Plain(BinomialLoss(noise, event.rate, event.size, swapped=sampled is Added)), count)
     refuse_fixed_size(event)
+    refuse_shuffled(event)
     return Term(Plain(loss_of(event)), count)
 
 
 def _replaced(event: Event, count: int) -> Term:
+    if isinstance(event, Shuffled):
+        return Term(Plain(shuffle_loss(event)), count, mirrored=True)
     if isinstance(event, FixedSizeSampled):
         return Term(Removed(loss_of(event.event), event.batch / event.population), count, mirrored=True)
     if isinstance(event, PoissonSampled):

@@ -17,6 +17,7 @@ event                   contract
 `FixedSizeSampled`      ``event`` on ``batch`` of ``population`` units, uniform without replacement
 `Repeated`              ``event``, ``count`` times, adaptively
 `Composed`              all of ``events``, adaptively
+`Shuffled`              ``epsilon``-DP answers of ``people`` people, shuffled; ``categories``: by K-ary response
 `RandomStopping`        ``event`` run K times, only the best result released; K drawn from a law given by ``eta``
 ======================  ===========================================================================================
 
@@ -223,6 +224,31 @@ class RandomStopping:
         _refuse_unless(1 <= self.mean < math.inf, f"the mean number of runs must be at least 1, got {self.mean}.")
 
 
+@dataclass(frozen=True)
+class Shuffled:
+    """One ``epsilon``-DP answer of each of ``people`` people, in an order that says nothing (replace-one neighbours).
+
+    ``categories`` is K if every answer is a randomised response over K categories, 0 if it is any other. How many
+    people there are is public, and all of them answer through a shuffler that is trusted to shuffle.
+    """
+
+    epsilon: float
+    people: int
+    categories: int = 0
+
+    def __post_init__(self) -> None:
+        _numbers(self, "epsilon", "people", "categories")
+        _refuse_unless(self.epsilon >= 0, f"epsilon must be >= 0, got {self.epsilon}.")
+        _refuse_unless(
+            1 <= self.people < 2**53 and int(self.people) == self.people,
+            f"people must be a whole number of at least 1, got {self.people}.",
+        )
+        _refuse_unless(
+            self.categories == 0 or (2 <= self.categories < 2**53 and int(self.categories) == self.categories),
+            f"categories must be 2 or more, or 0 for any randomiser, got {self.categories}.",
+        )
+
+
 Event: TypeAlias = (
     Gaussian
     | Laplace
@@ -235,6 +261,7 @@ Event: TypeAlias = (
     | Repeated
     | Composed
     | RandomStopping
+    | Shuffled
 )
 
 NOTHING = Composed()
@@ -242,7 +269,7 @@ _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Gaussian, Laplace, PureDP, ApproximateDP, ZeroConcentrated,
-        PoissonSampled, GroupSampled, FixedSizeSampled, Repeated, Composed, RandomStopping,
+        PoissonSampled, GroupSampled, FixedSizeSampled, Repeated, Composed, RandomStopping, Shuffled,
     )
 }  # fmt: skip
 

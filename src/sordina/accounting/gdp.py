@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PureDP
+from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PureDP, Shuffled
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form, pure
 from sordina.accounting.pld import PLD
@@ -76,6 +76,9 @@ def _mu(event: Event, adjacency: Adjacency) -> float:
         return 1 / event.noise_multiplier
     if isinstance(event, PureDP | Laplace):
         return _pure_mu(pure(event))
+    if isinstance(event, Shuffled):  # its tails end at epsilon, not like a Gaussian's: only the answer itself counts
+        refuse_unsound(event, adjacency)
+        return _pure_mu(event.epsilon)
     if isinstance(event, PoissonSampled | FixedSizeSampled):
         refuse_unsound(event, adjacency)
         if not isinstance(event.event, Gaussian):

@@ -23,6 +23,7 @@ from sordina.accounting.events import (
     PureDP,
     RandomStopping,
     Repeated,
+    Shuffled,
     ZeroConcentrated,
 )
 from sordina.accounting.gaussian import combined_multiplier
@@ -69,7 +70,7 @@ def exposed(bag: Bag) -> bool:
 def _exposed(event: Event) -> bool:
     if isinstance(event, Gaussian | Laplace):
         return event.noise_multiplier < _NONE
-    if isinstance(event, PureDP):
+    if isinstance(event, PureDP | Shuffled):
         return math.isinf(event.epsilon)
     if isinstance(event, ApproximateDP):
         return math.isinf(event.epsilon) or event.delta == 1
@@ -105,7 +106,9 @@ def _simple(event: Event) -> Bag:
         return _group(event)
     if _silent(event):
         return {}
-    if not isinstance(event, Gaussian | Laplace | PureDP | ApproximateDP | ZeroConcentrated | RandomStopping):
+    if not isinstance(
+        event, Gaussian | Laplace | PureDP | ApproximateDP | ZeroConcentrated | RandomStopping | Shuffled
+    ):
         raise Unsupported(f"no accountant knows the event {type(event).__name__}.")
     return {event: 1}
 
@@ -113,7 +116,7 @@ def _simple(event: Event) -> Bag:
 def _silent(event: Event) -> bool:
     if isinstance(event, Gaussian | Laplace):
         return math.isinf(event.noise_multiplier)
-    if isinstance(event, PureDP):
+    if isinstance(event, PureDP | Shuffled):
         return event.epsilon == 0
     if isinstance(event, ApproximateDP):
         return event.epsilon == 0 and event.delta == 0

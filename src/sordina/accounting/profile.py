@@ -65,10 +65,20 @@ def corner_loss(orders: Array, divergences: Array) -> CornerLoss:
         )
     losses = np.linspace(0.0, max(last, 1e-9), _POINTS)
     deltas = np.array([delta_from(orders, divergences, float(loss)) for loss in losses])
-    odds, deltas = _hull(np.exp(losses), np.minimum(deltas * (1 + 1e-9) + _ROUNDING, 1.0))
-    lower = np.append(-np.diff(deltas) / np.diff(odds), 0.0)
-    upper = deltas + odds * lower
-    return CornerLoss(tuple(np.log(odds).tolist()), tuple(upper.tolist()), tuple(lower.tolist()))
+    return CornerLoss(*corners_of(losses, np.minimum(deltas * (1 + 1e-9) + _ROUNDING, 1.0)))
+
+
+def corners_of(losses: Array, deltas: Array) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """The fields of a `CornerLoss` whose curve is the lower convex hull of ``deltas``, as a function of ``e^loss``.
+
+    Args:
+        losses: From 0 on, increasing.
+        deltas: Upper bounds on delta there.
+    """
+    odds, kept = _hull(np.exp(losses), deltas)
+    lower = np.append(-np.diff(kept) / np.diff(odds), 0.0)
+    upper = kept + odds * lower
+    return tuple(np.log(odds).tolist()), tuple(upper.tolist()), tuple(lower.tolist())
 
 
 def _hull(points: Array, values: Array) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ from sordina.accounting.events import (
     PoissonSampled,
     PureDP,
     RandomStopping,
+    Shuffled,
     ZeroConcentrated,
 )
 from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form
@@ -116,6 +117,11 @@ def _renyi(event: Event, adjacency: Adjacency, orders: Array) -> Array:
         return _sampled(event, adjacency, orders)
     if isinstance(event, RandomStopping):
         return _stopped(event, adjacency, orders)
+    if isinstance(event, Shuffled):
+        from sordina.accounting.shuffled import shuffle_renyi  # which bounds by corners, as `profile` does
+
+        refuse_unsound(event, adjacency)
+        return shuffle_renyi(event, orders)
     raise Unsupported(f"the rdp accountant does not know {type(event).__name__}.")
 
 
@@ -149,8 +155,8 @@ def pure_epsilon(bag: Bag) -> float:
     for event, count in bag.items():
         if isinstance(event, PoissonSampled | FixedSizeSampled) and not isinstance(event.event, Gaussian):
             total += count * amplified(event).epsilon
-        elif isinstance(event, PureDP | Laplace):
-            total += count * (event.epsilon if isinstance(event, PureDP) else 1 / event.noise_multiplier)
+        elif isinstance(event, PureDP | Laplace | Shuffled):
+            total += count * (1 / event.noise_multiplier if isinstance(event, Laplace) else event.epsilon)
         else:
             return math.inf
     return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled
+from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, Shuffled
 from sordina.errors import Unsupported
 from sordina.types import Adjacency
 
@@ -11,6 +11,7 @@ def refuse_unsound(event: Event, adjacency: Adjacency) -> None:
     """Refuse a sampled event that has no guarantee under ``adjacency``."""
     if adjacency is Adjacency.ADD_REMOVE:
         refuse_fixed_size(event)
+        refuse_shuffled(event)
     elif isinstance(event, PoissonSampled):
         refuse_opaque_poisson(event)
 
@@ -21,6 +22,15 @@ def refuse_fixed_size(event: Event) -> None:
         raise Unsupported(
             "fixed-size sampling has no guarantee under add-remove neighbours: the batch keeps its size, so a unit can "
             "only be replaced. Use adjacency replace-one, or Poisson sampling."
+        )
+
+
+def refuse_shuffled(event: Event) -> None:
+    """How many answers are shuffled is public, so a person can only be replaced."""
+    if isinstance(event, Shuffled):
+        raise Unsupported(
+            "shuffled answers have no guarantee under add-remove neighbours: how many people answered is public. Use "
+            "adjacency replace-one."
         )
 
 

@@ -18,6 +18,7 @@ from sordina.accounting.events import (
     Laplace,
     PoissonSampled,
     PureDP,
+    Shuffled,
     ZeroConcentrated,
 )
 from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form
@@ -87,6 +88,9 @@ def _rho(event: Event, adjacency: Adjacency) -> float:
         return event.epsilon**2 / 2
     if isinstance(event, ZeroConcentrated):
         return event.rho
+    if isinstance(event, Shuffled):  # at high orders shuffling does not help either
+        refuse_unsound(event, adjacency)
+        return event.epsilon**2 / 2
     if isinstance(event, PoissonSampled | FixedSizeSampled):
         refuse_unsound(event, adjacency)
         if isinstance(event.event, Gaussian):
