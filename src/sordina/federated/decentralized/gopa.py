@@ -1,0 +1,257 @@
+"""GOPA: a server that sees every message, none of them readable, and a sum as accurate as a trusted curator's.
+
+Sabater, Bellet and Ramon 2022. Each client k sends, on a public grid of step g,
+
+    m_k = round_g(clip(v_k) + eta_k) + sum_{l ~ k} Delta_kl,       Delta_kl = -Delta_lk,
+
+with independent noise ``eta_k ~ N(0, s_eta^2)`` and, for each neighbour l in a random graph, pairwise noise
+``Delta_kl ~ N(0, s_Delta^2)`` that the two expand from a key they agreed on (`gopa_party`). The pairwise noises cancel
+to the last bit, and the mean of the messages is the mean of the clipped updates plus ``mean(eta_k)``.
+
+The coalition is the server and a stated share of the clients. The account is exact, per honest client, for the graph
+that was drawn (`pairwise_noise`); smoothness, which `lattice` asks for, holds for up to `MOST_NEIGHBOURS` neighbours:
+given all messages a pairwise noise has variance ``s_eta^2 / (2 d)`` at least in every direction, 9 g^2 or more as
+``s_eta >= 64 g`` and d <= 220.
+
+**Who colludes** is not known, so the account takes coalitions of the stated size drawn at random, independently of the
+graph, and counts the worst of them. A coalition whose members were chosen after the graph was drawn is another
+matter: it could hold all neighbours of one client, who is then protected by ``eta_k`` alone. The statement says so.
+
+**Against the curator.** A curator's noise is ``n_H s_eta^2`` in the sum. GOPA's is ``n s_eta^2``: whoever colludes
+knows its own noise, which protects nobody but still disturbs the mean. So with a share h of honest clients the mean
+squared error is ``1/h`` times ``mu^2 n_H s_eta^2 / S^2`` times a fully trusted curator's.
+
+**In process** the clients of a round are one computation and the pairwise noises, which cancel, are not drawn: the sum
+is the same to the last bit. `gopa_party` has the protocol with keys, commitments and repair.
+
+**Drop-outs.** At most the planned share may drop out after the keys were agreed; the neighbours of those reveal the
+pair's keys, so the account leaves these edges out. If more drop out, nothing is revealed and the round is given up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordina.accounting import Event, Repeated, accountant, linear_gaussian, noise_multiplier
+from sordina.accounting.events import Gaussian
+from sordina.errors import InvalidInput
+from sordina.federated.decentralized.graphs import CommunicationGraph, k_out
+from sordina.federated.decentralized.lattice import drawn, effective, step_for, whole_steps
+from sordina.federated.decentralized.pairwise_noise import party_losses
+from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.account import exact
+from sordina.federated.privacy.leakage import Leakage
+from sordina.federated.privacy.placement import Facts, Statement
+from sordina.federated.selection import InTurn, Selection
+from sordina.random import add_gaussian
+from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
+
+MOST_NEIGHBOURS = 220
+PAIRWISE = 300.0
+"""s_Delta over s_eta, unless said otherwise."""
+_ADJACENCY = Adjacency.ADD_REMOVE
+
+
+@dataclass(frozen=True)
+class GopaNoise:
+    """What is added, and the graph it was accounted for.
+
+    Args:
+        graph: Who shares noise with whom, among the clients of a round.
+        threshold: The bound of a client's update, in L2 norm.
+        independent: s_eta, as drawn.
+        pairwise: s_Delta, as drawn.
+        losses: mu^2 of a round at sensitivity 1 for each honest client of the worst coalition that was drawn.
+        honest: How many clients of a round are honest.
+        least: The fewest that must remain in a round.
+        delta: The delta of the guarantee.
+        participations: In how many rounds a client takes part at most.
+        coalitions: How many coalitions were drawn.
+    """
+
+    graph: CommunicationGraph
+    threshold: float
+    independent: float
+    pairwise: float
+    losses: NDArray[np.float64]
+    honest: int
+    least: int
+    delta: float
+    participations: int
+    coalitions: int = 1
+    vectors_released: bool = False
+    hides_failures: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive("clipping threshold", self.threshold)
+        check_positive("independent noise", self.independent)
+        check_positive("pairwise noise", self.pairwise)
+        check_delta(self.delta)
+        if self.participations < 1:
+            raise InvalidInput(f"a client takes part at least once, got {self.participations}.")
+
+    @classmethod
+    def within(
+        cls,
+        budget: Budget,
+        clients: int,
+        participations: int,
+        *,
+        honest_share: float = 0.7,
+        neighbours: int = 10,
+        threshold: float = 1.0,
+        pairwise: float = PAIRWISE,
+        dropout: float = 0.0,
+        coalitions: int = 3,
+        rng: np.random.Generator | None = None,
+    ) -> GopaNoise:
+        """Draw a graph, and the least noise with which every honest client stays within ``budget``.
+
+        Args:
+            budget: Epsilon and delta of every honest client, against the server and all who collude with it.
+            clients: How many clients take part in a round.
+            participations: In how many rounds a client takes part at most.
+            honest_share: The share of the clients that does not collude with the server.
+            neighbours: How many others each client chooses to share noise with.
+            threshold: The bound of a client's update.
+            pairwise: s_Delta over s_eta.
+            dropout: The largest share of clients that may drop out of a round.
+            coalitions: How many coalitions are drawn; the worst counts.
+            rng: Draws graph and coalitions, which are public or hypothetical; not the noise.
+        """
+        rng = np.random.default_rng() if rng is None else rng
+        if not 0 < honest_share <= 1 or not 0 <= dropout < 1:
+            raise InvalidInput(f"shares lie in [0, 1]: honest {honest_share}, dropping out {dropout}.")
+        if coalitions < 1:
+            raise InvalidInput(f"at least one coalition is drawn, got {coalitions}.")
+        graph = k_out(clients, neighbours, rng)
+        if int(graph.degrees.max()) > MOST_NEIGHBOURS:
+            raise InvalidInput(f"no client may have more than {MOST_NEIGHBOURS} neighbours: choose fewer.")
+        honest, lost = math.floor(honest_share * clients), math.floor(dropout * clients)
+        losses = worst_losses(graph, honest, lost, pairwise, coalitions, rng)
+        rate = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), budget, _ADJACENCY)
+        wanted = threshold * math.sqrt(float(losses.max())) * rate * (1 + 1e-12)
+        independent = drawn(wanted)
+        counted = effective(independent)
+        return cls(
+            graph, threshold, independent, drawn(pairwise * counted), losses / counted**2 * (1 + 1e-12), honest,
+            clients - lost, budget.delta, participations, coalitions,
+        )  # fmt: skip
+
+    def check(self, selection: Selection, rounds: int) -> None:
+        """Every client takes part equally often, as many each time as the graph has."""
+        if not isinstance(selection, InTurn) or selection.batch != self.graph.parties:
+            raise InvalidInput(f"GOPA's graph has {self.graph.parties} clients: select so many with InTurn.")
+
+    def start(self, size: int) -> None:
+        """Nothing to remember."""
+
+    def cost(self, size: int) -> Fraction:
+        """One participation."""
+        return Fraction(1)
+
+    @property
+    def mu(self) -> float:
+        """What one round tells about the least protected honest client."""
+        return self.threshold * math.sqrt(float(self.losses.max())) * (1 + 2.0**-50)
+
+    @property
+    def step(self) -> float:
+        """The grid of all messages."""
+        return step_for(self.independent)
+
+    def leakage(self, size: int) -> Leakage:
+        """``(2 mu)^2``: a client that is *replaced* moves twice as far as one that is absent."""
+        return Leakage(gaussian=4 * exact(self.mu) ** 2)
+
+    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+        """At the clients: clip, add independent noise, round to the grid; pairwise noises cancel in the sum."""
+        if not len(outcome.vectors):
+            return Parcel()
+        values = clipped(outcome.vectors.double().numpy(), self.threshold)
+        add_gaussian(values, self.independent, rng)
+        return Parcel((torch.from_numpy(whole_steps(values, self.step).sum(axis=0)),))
+
+    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+        """At the server: the mean over those that remained, or nothing where too few did."""
+        if not parcel.sums or parcel.answered < self.least:
+            return None, None
+        return Release((parcel.sums[0].double() * (self.step / parcel.answered)).float()), None
+
+    def event(self) -> Event:
+        """What one round costs the least protected honest client."""
+        return linear_gaussian.event(self.mu)
+
+    def statement(self, facts: Facts) -> Statement:
+        """What every honest client is guaranteed."""
+        event = Repeated(self.event(), facts.participations)
+        epsilon = accountant("pld").epsilon(event, self.delta, _ADJACENCY)
+        clients = self.graph.parties
+        words = (
+            f"Distributed differential privacy (GOPA): every honest client has ({format_up(epsilon)}, "
+            f"{format_up(self.delta)})-DP for all its data ({_ADJACENCY} neighbours: its update against one of zero) "
+            f"against the server, which follows the protocol and sees every message, and {clients - self.honest} of "
+            f"the {clients} clients of a round, after at most {facts.participations} participations: the worst of "
+            f"{self.coalitions} coalitions drawn at random for the graph in use. A coalition that is chosen after "
+            f"the graph can leave a client with its own noise alone.{facts.remarks(self.delta)}"
+        )
+        details: dict[str, Any] = {
+            "mu_per_round": self.mu,
+            "curator_ratio": self.curator_ratio,
+            "independent_noise": self.independent,
+            "pairwise_noise": self.pairwise,
+            "neighbours": float(self.graph.degrees.mean()),
+            "honest": self.honest,
+            "limit": self.participations,
+        }
+        return Statement("gopa", words, True, epsilon, self.delta, Unit.USER, details, event, _ADJACENCY)
+
+    @property
+    def curator_ratio(self) -> float:
+        """``mu^2`` over that of a curator with the noise of the honest clients: 1 is ideal."""
+        return float(self.losses.max()) * self.honest * effective(self.independent) ** 2
+
+
+def worst_losses(
+    graph: CommunicationGraph, honest: int, lost: int, pairwise: float, coalitions: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """mu^2, at sensitivity 1 and s_eta = 1, of the honest clients of the worst coalition among some drawn at random.
+
+    Args:
+        graph: Who shares noise with whom.
+        honest: How many clients are honest.
+        lost: How many of these may drop out.
+        pairwise: s_Delta over s_eta.
+        coalitions: How many coalitions to draw.
+        rng: Draws them.
+    """
+    worst = np.zeros(0)
+    for _ in range(coalitions):
+        kept = np.zeros(graph.parties, dtype=np.bool_)
+        kept[rng.permutation(graph.parties)[: honest - lost]] = True
+        losses = party_losses(graph, kept, 1.0, pairwise)
+        if losses.max() > worst.max(initial=0.0):
+            worst = losses
+    return worst
+
+
+def clipped(vectors: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
+    """Rows of norm at most ``threshold``, in a fresh array; a row that is not finite becomes 0.
+
+    Args:
+        vectors: One row for each client.
+        threshold: The bound.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    safe = np.isfinite(norms)
+    rows = np.where(safe, vectors, 0.0)
+    short = threshold * (1 - 2.0**-40)  # what is left after rounding is no longer than the threshold
+    return np.ascontiguousarray(rows * np.minimum(1.0, short / np.where(safe & (norms > 0), norms, short)))
