@@ -78,6 +78,7 @@ def mu(
     sensitivity: float = 1.0,
     together: bool = False,
     floor: float | None = None,
+    off: float = 0.0,
 ) -> float:
     """How well the view tells a unit's value: it is mu-GDP, exactly up to upward rounding.
 
@@ -88,6 +89,7 @@ def mu(
         sensitivity: S, how far a unit can move along one direction, in L2 norm.
         together: Whether one unit moves along all directions, rather than along one of them.
         floor: For a sparse covariance, a number its eigenvalues are known not to be below.
+        off: How far any entry of a dense covariance may be off, relative to the roots of its two diagonal entries.
 
     >>> round(mu([1.0], noise=[[2.0]]), 9)                                                # one value, noise of 2
     0.5
@@ -96,9 +98,9 @@ def mu(
     """
     check_positive("sensitivity", sensitivity)
     if together:
-        total = float(np.abs(_gram(_columns(signal), *_dense(noise, covariance))).sum())
+        total = float(np.abs(_gram(_columns(signal), *_dense(noise, covariance, off))).sum())
     else:
-        total = float(squared_losses(signal, noise=noise, covariance=covariance, floor=floor).max(initial=0.0))
+        total = float(squared_losses(signal, noise=noise, covariance=covariance, floor=floor, off=off).max(initial=0.0))
     return math.sqrt(total) * sensitivity * (1 + 4 * _UNIT)
 
 
@@ -108,6 +110,7 @@ def squared_losses(
     noise: ArrayLike | None = None,
     covariance: ArrayLike | Any | None = None,
     floor: float | None = None,
+    off: float = 0.0,
 ) -> Array:
     """``(A d)^T (B B^T)^-1 (A d)`` for each direction d, rounded up: mu^2 at sensitivity 1.
 
@@ -116,11 +119,12 @@ def squared_losses(
         noise: ``B``.
         covariance: ``B B^T``.
         floor: As in `mu`.
+        off: As in `mu`.
     """
     sparse = _scipy_sparse()
     if covariance is not None and sparse.issparse(covariance):
         return _sparse_losses(signal, covariance, floor)
-    return np.diagonal(_gram(_columns(signal), *_dense(noise, covariance))).copy()
+    return np.diagonal(_gram(_columns(signal), *_dense(noise, covariance, off))).copy()
 
 
 def _scipy_sparse() -> Any:
@@ -138,7 +142,7 @@ def _columns(signal: ArrayLike | Any) -> Array:
     return columns
 
 
-def _dense(noise: ArrayLike | None, covariance: ArrayLike | Any | None) -> tuple[Array, float]:
+def _dense(noise: ArrayLike | None, covariance: ArrayLike | Any | None, off: float = 0.0) -> tuple[Array, float]:
     """The covariance, and how far an entry may be off relative to the diagonal."""
     if (noise is None) == (covariance is None):
         raise InvalidInput("a view has either a noise matrix or a covariance.")
@@ -153,7 +157,7 @@ def _dense(noise: ArrayLike | None, covariance: ArrayLike | Any | None) -> tuple
         return given @ given.T, (given.shape[1] + 2) * _UNIT
     if given.shape[0] != given.shape[1] or not np.allclose(given, given.T, rtol=1e-12, atol=0.0):
         raise InvalidInput("a covariance is square and symmetric.")
-    return given, 0.0
+    return given, off
 
 
 def _gram(signal: Array, covariance: Array, off: float) -> Array:

@@ -85,10 +85,14 @@ class CommunicationGraph:
         inside = kept[self.edges].all(axis=1)
         return CommunicationGraph(self.name, int(kept.sum()), places[self.edges[inside]])
 
-    def gossip_weights(self) -> Any:
-        """Metropolis weights ``1 / (1 + max(d_i, d_j))``, in multiples of 2^-24: symmetric, rows sum to 1 exactly."""
+    def gossip_weights(self, bits: int = WEIGHT_BITS) -> Any:
+        """Metropolis weights ``1 / (1 + max(d_i, d_j))``, in multiples of 2^-bits: symmetric, rows sum to 1 exactly.
+
+        Args:
+            bits: How fine the weights are.
+        """
         degrees = self.degrees
-        unit = 2.0**WEIGHT_BITS
+        unit = 2.0**bits
         weights = np.floor(unit / (1 + degrees[self.edges].max(axis=1, initial=0))) / unit
         ends = np.concatenate([self.edges, self.edges[:, ::-1]])
         own = 1 - np.bincount(ends[:, 0], np.concatenate([weights, weights]), minlength=self.parties)

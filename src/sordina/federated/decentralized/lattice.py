@@ -5,8 +5,8 @@ sums and products with weights in multiples of 2^-24 are exact. Every noise is `
 ideal Gaussian s Z, rounded together with what it is added to, on a grid of step g with ``64 g <= s``.
 
 **Theorem.** Let a protocol compute, one after the other, ``m_i = round_g(l_i(x, m_1, ..., m_i-1) + s_i Z_i)`` with
-linear l_i and independent Z_i, and let a coalition see some of the m_i. Up to a total variation distance of 10^-76 for each
-number computed, what it sees is a post-processing of the real-valued protocol ``w_i = l_i(x, w_1, ...) + t_i Z_i`` with
+linear l_i and independent Z_i, and let a coalition see some of the m_i. Up to a total variation distance of 10^-76 for
+each number computed, what it sees is a post-processing of the real-valued ``w_i = l_i(x, w_1, ...) + t_i Z_i`` with
 
     t_i^2 = s_i^2 - 9 g_i^2  >=  0.9978 s_i^2,
 
