@@ -14,6 +14,7 @@ from sordina.cli import (
     account,
     audit,
     card,
+    collect,
     compare,
     demo,
     federate,
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
+app.add_typer(collect.app, name="collect")
 app.add_typer(flower.app, name="flower")
 app.command()(schema.schema)
 app.command()(train.train)

@@ -5,6 +5,7 @@
 1.0
 """
 
+from sordina.statistics.local.collection import AnswerShare, Collection
 from sordina.statistics.local.estimates import LocalEstimate, projected
 from sordina.statistics.local.frequencies import GRR, OUE, FrequencyProtocol
 from sordina.statistics.local.hashed import OLH, HadamardResponse
@@ -20,7 +21,9 @@ __all__ = [
     "OLH",
     "OUE",
     "PROTOCOLS",
+    "AnswerShare",
     "BoxVector",
+    "Collection",
     "CommonStrings",
     "Duchi",
     "Frequency",
