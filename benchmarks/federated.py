@@ -23,7 +23,7 @@ from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.objective import flat_parameters, of_module
 from sordina.federated.order import Order
 from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 
 CLIENTS, PER_ROUND, INPUTS, RATE, BATCH = 1000, 100, 100, 0.1, 5
 
@@ -53,7 +53,7 @@ def cohorts(rounds: int) -> list[np.ndarray]:
 def ours(people: Population, rounds: int) -> float:
     """Clients per second of processor time, batched."""
     net = network()
-    side = ClientSide(LocalTraining(of_module(net, losses.cross_entropy), LocalSteps(RATE, BATCH)), Nothing())
+    side = ClientSide(LocalTraining(of_module(net, losses.cross_entropy), LocalSteps(RATE, BATCH)), ClearUpdates())
     engine, model, rng = InProcess(people), flat_parameters(net), np.random.default_rng(0)
     plan = cohorts(rounds + 1)
     engine.map_reduce(side, Call({"model": model}, None, Order(0, 0)), plan[0], rng)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sordina.auditing.audit import audit
     from sordina.estimators.table_model import load
     from sordina.gradients import check, fix
+    from sordina.reports.writing import report
     from sordina.training import Run, Trainer, make_private
     from sordina.tuning import Search
 
@@ -70,6 +71,7 @@ _NAMES: dict[str, str] = {
     "audit": "sordina.auditing.audit",
     "load": "sordina.estimators.table_model",
     "Search": "sordina.tuning",
+    "report": "sordina.reports.writing",
 }
 
 __all__ = [
@@ -99,6 +101,7 @@ __all__ = [
     "mechanisms",
     "models",
     "random",
+    "report",
     "reports",
     "sampling",
     "statistics",

@@ -31,6 +31,7 @@ SAME_FLOOR_ALLOWED = {
     ("auditing", "statistics"),
     ("auditing", "tables"),
     ("federated", "statistics"),
+    ("federated", "tables"),
 }
 
 

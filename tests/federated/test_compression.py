@@ -21,7 +21,7 @@ from sordina.federated.population import Population
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 from sordina.federated.privacy.placement import UNIFORM
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import InTurn
@@ -122,7 +122,7 @@ def federation():
 @pytest.mark.parametrize("privacy", ["none", "local"])
 def test_runs_end_in_the_same_place_and_report_their_bytes(codec, size, privacy):
     population, objective, law = federation()
-    placement = Nothing(UNIFORM, gather=codec is not None) if privacy == "none" else Local(5.0, 1e-3, 1e-5, 100)
+    placement = ClearUpdates(UNIFORM, gather=codec is not None) if privacy == "none" else Local(5.0, 1e-3, 1e-5, 100)
     if codec is not None:
         placement = Compressed(placement, codec, 40)
     elif privacy == "local":

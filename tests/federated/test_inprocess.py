@@ -12,7 +12,7 @@ from sordina.federated import losses
 from sordina.federated.clients.gradient import LocalGradient
 from sordina.federated.clients.hypotheses import BestModel, BestUpdate
 from sordina.federated.clients.records import ClippedGradient
-from sordina.federated.clients.scaffold import Scaffold
+from sordina.federated.clients.scaffold import ScaffoldClient
 from sordina.federated.clients.training import LocalTraining
 from sordina.federated.clients.work import LocalSteps
 from sordina.federated.engines.engine import Call, ClientSide
@@ -20,7 +20,7 @@ from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.objective import of_module
 from sordina.federated.order import Order
 from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 from sordina.federated.privacy.placement import UNIFORM
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
@@ -59,7 +59,7 @@ WORKS = {
     "fedsgd": (lambda o, s: LocalGradient(o), plain.local_gradient),
     "fedavg": (lambda o, s: LocalTraining(o, s), plain.fedavg),
     "fedprox": (lambda o, s: LocalTraining(o, s, mu=0.7), plain.fedprox),
-    "scaffold": (lambda o, s: Scaffold(o, s), plain.scaffold),
+    "scaffold": (lambda o, s: ScaffoldClient(o, s), plain.scaffold),
     "ifca": (lambda o, s: BestUpdate(o, s), plain.best_update),
     "metric-pfl": (lambda o, s: BestModel(o, s), plain.best_model),
     "records": (lambda o, s: ClippedGradient(o, 0.5, 7.0, rows_at_once=5), plain.clipped_gradient),
@@ -93,7 +93,7 @@ def message(objective, seed):
 def vectors(population, work, sent, chunk, rounds=2):
     """The raw vectors of every client after two rounds (the second starts from the states of the first)."""
     engine = InProcess(population, chunk=chunk)
-    side = ClientSide(work, Nothing(UNIFORM, gather=True))
+    side = ClientSide(work, ClearUpdates(UNIFORM, gather=True))
     ids = np.array([3, 0, 4, 7, 2, 6, 1, 5])
     for number in range(rounds):
         parcel = engine.map_reduce(side, Call(sent, None, Order(9, number)), ids, np.random.default_rng(0))
@@ -128,7 +128,7 @@ def test_batched_equals_loop_equals_plain_pytorch(name, steps, work):
 def test_what_leaves_is_in_the_order_of_the_draw_not_of_the_sizes():
     _, objective, _, _, population = problem("mlp")
     sent = message(objective, 0)
-    side = ClientSide(LocalTraining(objective, STEPS["one pass"]), Nothing(UNIFORM, gather=True))
+    side = ClientSide(LocalTraining(objective, STEPS["one pass"]), ClearUpdates(UNIFORM, gather=True))
     ids = np.array([1, 2, 3])
     parcel = InProcess(population).map_reduce(side, Call(sent, None, Order(9, 0)), ids, np.random.default_rng(0))
     for place, client in enumerate(ids):
@@ -145,7 +145,7 @@ def test_a_client_whose_update_is_not_finite_is_rejected_and_keeps_its_state():
     bad = Population(broken, population.y, population.sizes)
     sent = message(objective, 0)
     engine = InProcess(bad)
-    side = ClientSide(Scaffold(objective, STEPS["one pass"]), Nothing(UNIFORM, gather=True))
+    side = ClientSide(ScaffoldClient(objective, STEPS["one pass"]), ClearUpdates(UNIFORM, gather=True))
     parcel = engine.map_reduce(side, Call(sent, None, Order(9, 0)), np.arange(8), np.random.default_rng(0))
     assert (parcel.rejected, parcel.answered, len(parcel.vectors)) == (1, 7, 7)
     assert torch.isfinite(parcel.vectors).all()

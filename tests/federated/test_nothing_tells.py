@@ -22,7 +22,7 @@ from sordina.federated.run import Method, federate
 from sordina.federated.selection import InTurn, Sampled
 from sordina.federated.stopping import Patience
 from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.metric_pfl import MetricPflServer
 from sordina.federated.validation import Validation
 from sordina.sampling import FixedSize, Poisson
 from sordina.training.plan import make_plan
@@ -58,15 +58,15 @@ def method(name, rounds=3):
         "record": lambda: Method(
             AddMean(0.1), ClippedGradient(f, 1.0, 6.0), RecordNoise.within(Budget(3, 1e-5), rounds), everybody
         ),
-        "metric": lambda: Method(MetricPfl(), BestModel(f, STEPS), Metric(5.0, PublicRadius(0.5)), everybody),
-        "heuristic": lambda: Method(MetricPfl(), BestModel(f, STEPS), Metric(5.0), everybody),
+        "metric": lambda: Method(MetricPflServer(), BestModel(f, STEPS), Metric(5.0, PublicRadius(0.5)), everybody),
+        "heuristic": lambda: Method(MetricPflServer(), BestModel(f, STEPS), Metric(5.0), everybody),
         "central": lambda: Method(mean, training, Central(plan, Fixed(0.5)), Sampled(plan.sampler)),
     }[name]()
 
 
 def go(chosen, population, rounds=3, **options):
     seen = []
-    models = torch.zeros(2 if isinstance(chosen.strategy, MetricPfl) else 1, 2, dtype=torch.float64)
+    models = torch.zeros(2 if isinstance(chosen.strategy, MetricPflServer) else 1, 2, dtype=torch.float64)
     engine = InProcess(population)
     result = federate(
         chosen, engine, models, clients=CLIENTS, rounds=rounds, rng=np.random.default_rng(1), observe=seen.append,

@@ -18,8 +18,8 @@ from sordina.federated.objective import of_module
 from sordina.federated.population import Population
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
-from sordina.federated.privacy.nothing import Nothing
-from sordina.federated.privacy.placement import UNIFORM
+from sordina.federated.privacy.nothing import ClearUpdates
+from sordina.federated.privacy.placement import UNIFORM, FederationFacts
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import InTurn, Sampled
 from sordina.federated.strategies.mean import AddMean
@@ -112,7 +112,7 @@ def test_a_robust_mean_survives_what_the_mean_does_not():
     errors = {}
     for name in NAMES:
         engine = Reverse(InProcess(population), hostile=(1, 4, 8, 13, 17))
-        placement, everyone = Nothing(UNIFORM, gather=True), Sampled(FixedSize(20, 20))
+        placement, everyone = ClearUpdates(UNIFORM, gather=True), Sampled(FixedSize(20, 20))
         errors[name] = float((go(named(name, 0.25), placement, everyone, engine, objective) - truth).norm())
     assert errors["mean"] > 1.5
     assert max(errors[name] for name in NAMES if name != "mean") < 0.1
@@ -137,14 +137,14 @@ def test_central_privacy_refuses_robust_means(robust):
 
 def test_strategies_that_sort_clients_refuse_robust_means():
     _, objective = federation()
-    options = methods.Options(LocalSteps(0.1, 4), models=2, clients=20)
-    everyone, gathered = Sampled(FixedSize(20, 20)), Nothing(UNIFORM, gather=True)
+    options, facts = {"learning_rate": 0.1, "batch_size": 4, "models": 2}, FederationFacts(1, 20, 20)
+    everyone, gathered = Sampled(FixedSize(20, 20)), ClearUpdates(UNIFORM, gather=True)
     for name in ("ifca", "fedem", "metric-pfl", "graph-regularised", "sub-fedavg"):
-        strategy, work = methods.named(name, objective, options)
+        strategy, work = methods.named(name, options).parts(objective, facts)
         with pytest.raises(Unsupported, match="models of their own"):
             Method(strategy, work, gathered, everyone, Median())
     for name in ("fedsgd", "fedavg", "fedprox", "scaffold", "feddyn", "fsvrg", "per-fedavg", "mean-regularised"):
-        strategy, work = methods.named(name, objective, options)
+        strategy, work = methods.named(name, options).parts(objective, facts)
         Method(strategy, work, gathered, everyone, Median())
 
 

@@ -23,7 +23,7 @@ from sordina.federated.run import Method, federate
 from sordina.federated.selection import InTurn, Sampled
 from sordina.federated.stopping import Patience
 from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.metric_pfl import MetricPflServer
 from sordina.federated.validation import Validation
 from sordina.sampling import FixedSize, Poisson
 from sordina.training.plan import make_plan
@@ -80,7 +80,9 @@ def go(strategy, work, placement, selection, engine, rounds=10, k=1, **options):
 
 def test_no_client_passes_its_limit_and_everybody_reaches_it():
     engine = InProcess(people(), limit=exact(2.4))
-    result = go(MetricPfl(), BestModel(objective(), STEPS), Metric(5.0), Sampled(FixedSize(7, 30)), engine, 200, k=2)
+    result = go(
+        MetricPflServer(), BestModel(objective(), STEPS), Metric(5.0), Sampled(FixedSize(7, 30)), engine, 200, k=2
+    )
     assert {account.spent for account in engine.accounts} == {Fraction(12, 5)}
     assert result.leakage.max() == 2.4
     assert all(account.participations == 6 for account in engine.accounts)
@@ -91,14 +93,14 @@ def test_no_client_passes_its_limit_and_everybody_reaches_it():
 
 def test_under_metric_privacy_a_strategy_sees_sanitised_vectors_of_no_particular_order():
     population = people()
-    seen = Spy(MetricPfl())
+    seen = Spy(MetricPflServer())
     engine = InProcess(population)
     go(seen, BestModel(objective(), STEPS), Metric(5.0, PublicRadius(1.0)), Sampled(FixedSize(7, 30)), engine, 1, k=2)
-    raw = Spy(MetricPfl())
-    from sordina.federated.privacy.nothing import Nothing
+    raw = Spy(MetricPflServer())
+    from sordina.federated.privacy.nothing import ClearUpdates
     from sordina.federated.privacy.placement import UNIFORM
 
-    quiet = Nothing(UNIFORM, gather=True)
+    quiet = ClearUpdates(UNIFORM, gather=True)
     go(raw, BestModel(objective(), STEPS), quiet, Sampled(FixedSize(7, 30)), InProcess(population), 1, k=2)
     noised, clear = seen.seen[0].vectors, raw.seen[0].vectors
     assert noised.shape == clear.shape == (7, 2)
@@ -161,13 +163,13 @@ def test_non_finite_losses_count_as_no_improvement():
 def test_a_seeded_run_repeats_itself():
     population = people(9)
     work = BestModel(objective(), STEPS)
-    runs = [go(MetricPfl(), work, Metric(2.0), InTurn(3), InProcess(population, chunk=2), 5, 2) for _ in range(2)]
+    runs = [go(MetricPflServer(), work, Metric(2.0), InTurn(3), InProcess(population, chunk=2), 5, 2) for _ in range(2)]
     assert torch.equal(runs[0].models, runs[1].models)
 
 
 def test_taking_turns_spreads_participations_evenly():
     engine = InProcess(people(30))
-    go(MetricPfl(), BestModel(objective(), STEPS), Metric(2.0), InTurn(7, seed=3), engine, 40, k=1)
+    go(MetricPflServer(), BestModel(objective(), STEPS), Metric(2.0), InTurn(7, seed=3), engine, 40, k=1)
     counts = [account.participations for account in engine.accounts]
     assert sum(counts) == 280
     assert max(counts) == 10

@@ -9,23 +9,23 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import losses
 from sordina.federated.clients.gradient import LocalGradient
 from sordina.federated.clients.hypotheses import BestModel, BestUpdate
-from sordina.federated.clients.scaffold import Scaffold
+from sordina.federated.clients.scaffold import ScaffoldClient
 from sordina.federated.clients.training import LocalTraining
 from sordina.federated.clients.work import LocalSteps
 from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.messages import Release
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 from sordina.federated.privacy.placement import UNIFORM
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import Sampled
-from sordina.federated.strategies.ifca import Ifca
+from sordina.federated.strategies.ifca import IfcaServer
 from sordina.federated.strategies.kmeans import kmeans
 from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.metric_pfl import MetricPflServer
 from sordina.federated.strategies.scaffold import ScaffoldServer
-from sordina.federated.strategies.steady_pfl import SteadyPfl, spread
+from sordina.federated.strategies.steady_pfl import SteadyPflServer, spread
 from sordina.sampling import FixedSize
 
 
@@ -66,7 +66,7 @@ def slices(population):
 def go(strategy, work, population, rounds, models, per_round=None, placement=None):
     count = len(population)
     selection = Sampled(FixedSize(per_round or count, count))
-    method = Method(strategy, work, placement or Nothing(UNIFORM, gather=strategy.needs_vectors), selection)
+    method = Method(strategy, work, placement or ClearUpdates(UNIFORM, gather=strategy.needs_vectors), selection)
     engine = InProcess(population)
     rng = np.random.default_rng(1)
     return federate(method, engine, models, clients=count, rounds=rounds, rng=rng).models
@@ -75,7 +75,7 @@ def go(strategy, work, population, rounds, models, per_round=None, placement=Non
 def test_fedsgd_with_all_clients_is_centralised_gradient_descent():
     population, _ = regression([5, 17, 3, 40])
     start = torch.zeros(1, 3, dtype=torch.float64)
-    ours = go(AddMean(rate=0.1), LocalGradient(objective()), population, 25, start, placement=Nothing())[0]
+    ours = go(AddMean(rate=0.1), LocalGradient(objective()), population, 25, start, placement=ClearUpdates())[0]
     theta = torch.zeros(3, dtype=torch.float64)
     for _ in range(25):
         residual = population.x @ theta - population.y.flatten()
@@ -87,8 +87,8 @@ def test_fedavg_with_one_full_local_step_is_fedsgd():
     population, _ = regression([5, 17, 3, 40])
     start = torch.zeros(1, 3, dtype=torch.float64)
     step = LocalSteps(0.1, batch=100)
-    avg = go(AddMean(), LocalTraining(objective(), step), population, 10, start, placement=Nothing())
-    sgd = go(AddMean(0.1), LocalGradient(objective()), population, 10, start, placement=Nothing())
+    avg = go(AddMean(), LocalTraining(objective(), step), population, 10, start, placement=ClearUpdates())
+    sgd = go(AddMean(0.1), LocalGradient(objective()), population, 10, start, placement=ClearUpdates())
     assert torch.allclose(avg, sgd, atol=1e-12)
 
 
@@ -109,7 +109,7 @@ def test_scaffold_reaches_the_optimum_where_fedavg_drifts():
     start = torch.zeros(1, 3, dtype=torch.float64)
     steps = LocalSteps(0.05, batch=10, epochs=10)
     avg = go(AddMean(), LocalTraining(objective(), steps), population, 60, start)[0]
-    scaffold = go(ScaffoldServer(1.0, steps.rate), Scaffold(objective(), steps), population, 60, start)[0]
+    scaffold = go(ScaffoldServer(1.0, steps.rate), ScaffoldClient(objective(), steps), population, 60, start)[0]
     assert (scaffold - best).norm() < 1e-2
     assert (avg - best).norm() > 0.1
 
@@ -121,7 +121,7 @@ def test_scaffold_with_few_clients_a_round_still_beats_fedavg():
     steps = LocalSteps(0.05, batch=10, epochs=10)
     avg = go(AddMean(), LocalTraining(objective(), steps), population, 80, start, per_round=3)[0]
     server = ScaffoldServer(0.3, steps.rate)
-    scaffold = go(server, Scaffold(objective(), steps), population, 80, start, per_round=3)[0]
+    scaffold = go(server, ScaffoldClient(objective(), steps), population, 80, start, per_round=3)[0]
     assert (scaffold - best).norm() < 0.3 * (avg - best).norm()
 
 
@@ -138,9 +138,9 @@ def two_laws():
 @pytest.mark.parametrize(
     ("strategy", "work"),
     [
-        (Ifca(2.0), BestUpdate),
-        (MetricPfl(), BestModel),
-        (SteadyPfl(nu=0.0, memory=0.0), BestModel),
+        (IfcaServer(2.0), BestUpdate),
+        (MetricPflServer(), BestModel),
+        (SteadyPflServer(nu=0.0, memory=0.0), BestModel),
     ],
 )
 def test_hypotheses_find_the_two_laws(strategy, work):
@@ -154,14 +154,14 @@ def test_ifca_with_one_hypothesis_is_fedavg():
     population, _ = two_laws()
     steps = LocalSteps(0.1, 4)
     start = torch.zeros(1, 3, dtype=torch.float64)
-    one = go(Ifca(), BestUpdate(objective(), steps), population, 5, start)
+    one = go(IfcaServer(), BestUpdate(objective(), steps), population, 5, start)
     avg = go(AddMean(), LocalTraining(objective(), steps), population, 5, start)
     assert torch.allclose(one, avg, atol=1e-12)
 
 
 def test_metric_pfl_with_one_hypothesis_is_the_mean_of_models():
     vectors = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
-    strategy = MetricPfl()
+    strategy = MetricPflServer()
     state = strategy.update(strategy.init(torch.zeros(1, 2)), Release(vectors.mean(0), vectors))
     assert torch.equal(state, torch.tensor([[2.0, 4.0]]))
 
@@ -185,7 +185,7 @@ def test_the_steady_server_moves_the_less_the_more_noise_there_is():
     vectors = torch.tensor([[1.0, 0.0], [1.2, 0.1], [0.9, -0.1]])
     moves = []
     for nu in (0.0, 1.0, 5.0):
-        strategy = SteadyPfl(nu)
+        strategy = SteadyPflServer(nu)
         state = strategy.update(strategy.init(torch.zeros(1, 2)), Release(vectors.mean(0), vectors))
         moves.append(float(state.hypotheses.norm()))
     assert moves[0] == pytest.approx(1.03, abs=0.03)
@@ -194,7 +194,7 @@ def test_the_steady_server_moves_the_less_the_more_noise_there_is():
 
 
 def test_the_steady_server_re_seeds_a_hypothesis_that_nobody_comes_near():
-    strategy = SteadyPfl(nu=1.0, drought=10)
+    strategy = SteadyPflServer(nu=1.0, drought=10)
     state = strategy.init(torch.tensor([[0.0, 0.0], [100.0, 100.0]]))
     rng = np.random.default_rng(0)
     for _ in range(4):
@@ -212,7 +212,7 @@ def test_the_steady_estimate_beats_the_mean_under_euclidean_laplace_noise():
     ours, mean = [], []
     for _ in range(300):
         vectors = MetricLaplace(2 / (5 * 0.2)).release_rows(truth.expand(40, 2), rng)
-        strategy = SteadyPfl(nu=5.0)
+        strategy = SteadyPflServer(nu=5.0)
         state = strategy.update(
             strategy.init(torch.zeros(1, 2, dtype=torch.float64)), Release(vectors.mean(0), vectors)
         )
@@ -234,6 +234,6 @@ def test_strategies_refuse_what_they_cannot_use():
     with pytest.raises(InvalidInput, match="one model"):
         AddMean().init(torch.zeros(2, 3))
     with pytest.raises(InvalidInput, match="only their mean"):
-        MetricPfl().update(torch.zeros(1, 2), Release(torch.zeros(2)))
+        MetricPflServer().update(torch.zeros(1, 2), Release(torch.zeros(2)))
     with pytest.raises(Unsupported, match="IFCA"):
-        Method(MetricPfl(), BestModel(objective(), LocalSteps(0.1, 1)), Nothing(), Sampled(FixedSize(1, 1)))
+        Method(MetricPflServer(), BestModel(objective(), LocalSteps(0.1, 1)), ClearUpdates(), Sampled(FixedSize(1, 1)))

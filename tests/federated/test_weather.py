@@ -23,11 +23,11 @@ from sordina.federated.population import Population
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import InTurn, Sampled
 from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.metric_pfl import MetricPflServer
 from sordina.federated.validation import Validation
 from sordina.federated.weather import KINDS, Weather, hostile_of
 from sordina.sampling import FixedSize, Poisson
@@ -62,7 +62,7 @@ def placements():
     budget = Budget(8.0, 1e-5)
     plans = [make_plan(budget, sampler, 20, unit=Unit.USER) for sampler in (poisson, fixed)]
     return {
-        "none": (Nothing(), Sampled(fixed)),
+        "none": (ClearUpdates(), Sampled(fixed)),
         "central": (Central(plans[0], Fixed(0.5)), Sampled(poisson)),
         "quantile": (Central(plans[0], Quantile(0.5)), Sampled(poisson)),
         "sector": (Central(plans[1], Sector(0.5, 0.01, 0.7)), Sampled(fixed)),
@@ -183,7 +183,7 @@ def letters(guard, side, call, ids):
 
 
 def outdoors(number=4):
-    side = ClientSide(LocalTraining(objective(), STEPS), Nothing(gather=True))
+    side = ClientSide(LocalTraining(objective(), STEPS), ClearUpdates(gather=True))
     return Guard(), side, Call({"model": torch.zeros(10)}, None, Order(0, number))
 
 
@@ -273,7 +273,7 @@ def test_metric_pfl_weathers_it_too():
         shards.append((x, (x @ law[client % 2])[:, None]))
     population = Population.of(shards)
     work = BestModel(of_module(nn.Linear(2, 1, bias=False), losses.mse), LocalSteps(0.1, 12))
-    method = Method(MetricPfl(), work, Metric(0.5), InTurn(15))
+    method = Method(MetricPflServer(), work, Metric(0.5), InTurn(15))
     engine = Stormy(InProcess(population), STORM)
     start = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     result = federate(method, engine, start, clients=CLIENTS, rounds=40, rng=np.random.default_rng(0))

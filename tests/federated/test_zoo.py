@@ -25,14 +25,14 @@ from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.objective import of_module
 from sordina.federated.order import Order
 from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import Nothing
-from sordina.federated.privacy.placement import UNIFORM
+from sordina.federated.privacy.nothing import ClearUpdates
+from sordina.federated.privacy.placement import UNIFORM, FederationFacts
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import Sampled
 from sordina.federated.strategies.feddyn import FedDynServer
 from sordina.federated.strategies.fsvrg import FsvrgServer
 from sordina.federated.strategies.graph import GraphServer
-from sordina.federated.strategies.ifca import Ifca
+from sordina.federated.strategies.ifca import IfcaServer
 from sordina.federated.strategies.intersection import Intersection
 from sordina.federated.strategies.mean import AddMean
 from sordina.sampling import FixedSize
@@ -82,7 +82,7 @@ def test_batched_equals_loop_equals_plain_pytorch(network, steps, work):
     results = []
     for chunk in (100, 3, 1):
         engine = InProcess(population, chunk=chunk)
-        side = ClientSide(ours, Nothing(UNIFORM, gather=True))
+        side = ClientSide(ours, ClearUpdates(UNIFORM, gather=True))
         for number in range(3):
             parcel = engine.map_reduce(side, Call(sent, None, Order(9, number)), ids, np.random.default_rng(0))
         assert parcel.senders == tuple(ids)
@@ -162,7 +162,7 @@ def optimum(population):
 def go(strategy, work, population, rounds, models=None, per_round=None):
     count = len(population)
     start = torch.zeros(1, 3, dtype=torch.float64) if models is None else models
-    placement = Nothing(UNIFORM, gather=strategy.needs_vectors)
+    placement = ClearUpdates(UNIFORM, gather=strategy.needs_vectors)
     method = Method(strategy, work, placement, Sampled(FixedSize(per_round or count, count)))
     engine = InProcess(population)
     rng = np.random.default_rng(1)
@@ -342,7 +342,7 @@ def test_a_learnt_graph_ties_clients_that_follow_the_same_law():
 def test_fedem_with_one_component_is_fedavg():
     population, objective = quadratics()
     steps = LocalSteps(0.05, 4)
-    em, _ = go(Ifca(), Mixture(objective, steps, 1), population, 5)
+    em, _ = go(IfcaServer(), Mixture(objective, steps, 1), population, 5)
     avg, _ = go(AddMean(), LocalTraining(objective, steps), population, 5)
     assert torch.allclose(em.models, avg.models, atol=1e-10)
 
@@ -361,7 +361,7 @@ def test_fedem_recovers_the_laws_and_each_clients_shares():
     objective = of_module(nn.Linear(3, 1, bias=False).double(), losses.mse)
     start = torch.tensor([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]], dtype=torch.float64)
     work = Mixture(objective, LocalSteps(0.2, 300, epochs=3), 2)
-    result, engine = go(Ifca(), work, population, 60, start)
+    result, engine = go(IfcaServer(), work, population, 60, start)
     assert torch.allclose(result.models, laws, atol=0.1)
     truth = torch.tensor(shares, dtype=torch.float64)
     assert torch.allclose(engine.states["shares"][:, 0], truth, atol=0.1)
@@ -371,13 +371,13 @@ def test_fedem_recovers_the_laws_and_each_clients_shares():
 
 def test_every_name_makes_a_method_and_what_cannot_be_is_refused():
     _, objective = quadratics()
-    options = methods.Options(LocalSteps(0.1, 4), models=2, clients=6)
+    options, facts = {"learning_rate": 0.1, "batch_size": 4, "models": 2}, FederationFacts(1, 6, 6)
     for name in methods.NAMES:
-        strategy, work = methods.named(name, objective, options)
+        strategy, work = methods.named(name, options).parts(objective, facts)
         models = torch.zeros(2 if name in methods.PERSONAL else 1, 3)
         assert work.width(strategy.configure(strategy.init(models))) % 3 == 0
     with pytest.raises(InvalidInput, match="unknown strategy"):
-        methods.named("fedmagic", objective, options)
+        methods.named("fedmagic", options)
     with pytest.raises(Unsupported, match="likelihood"):
         Mixture(of_module(nn.Linear(3, 1), losses.mse, root=True), LocalSteps(0.1, 4), 2)
     with pytest.raises(InvalidInput, match="symmetric"):
@@ -416,7 +416,7 @@ def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
     rng = np.random.default_rng(1)
     x = torch.from_numpy(rng.standard_normal((sum(SIZES), 1, 4, 4)))
     population = Population(x, torch.from_numpy(rng.integers(3, size=sum(SIZES))), np.array(SIZES))
-    side = ClientSide(WORKS[work][0](objective, STEPS["two epochs"]), Nothing(UNIFORM, gather=True))
+    side = ClientSide(WORKS[work][0](objective, STEPS["two epochs"]), ClearUpdates(UNIFORM, gather=True))
     sent = zoo.message(objective, len(SIZES), 3)
     here = InProcess(population)
     for number in range(2):

@@ -30,7 +30,6 @@ from sordina.federated.engines.home import Home
 from sordina.federated.engines.records import instruct
 from sordina.federated.objective import of_module
 from sordina.federated.order import Order
-from sordina.federated.recipe import assemble
 from sordina.types import Adjacency
 
 _spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
@@ -65,7 +64,7 @@ def ask(home, config, *, number=0, run=7, client=0, read=rows, order=1, sent=Non
         sent = {"hypotheses": hypotheses} if recipe.strategy.startswith("metric") else {"model": hypotheses[0]}
     privacy = None
     if recipe.placed == "central":
-        method, _ = assemble(recipe, recipe.settled(config["clients"]), of_module(nn.Linear(2, 1), losses.mse))
+        method, _ = recipe.setup(config["clients"]).method(of_module(nn.Linear(2, 1), losses.mse))
         privacy = method.placement.start(PARAMETERS)
     content = instruct(Call(sent, privacy, Order(order, number)), client)
     if change is not None:
@@ -80,7 +79,7 @@ def ask(home, config, *, number=0, run=7, client=0, read=rows, order=1, sent=Non
 
 def multiplier_of(config):
     recipe = recipe_of(config)
-    method, _ = assemble(recipe, recipe.settled(config["clients"]), of_module(nn.Linear(2, 1), losses.mse))
+    method, _ = recipe.setup(config["clients"]).method(of_module(nn.Linear(2, 1), losses.mse))
     return method.placement.noise_multiplier
 
 
@@ -142,9 +141,7 @@ def test_one_account_over_runs_at_different_multipliers(local):
     for run, epsilon in enumerate((1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)):
         config = CONFIG | {"epsilon": epsilon, "rounds": 1}
         if "vectors" in ask(local, config, run=run):
-            method, _ = assemble(
-                recipe_of(config), recipe_of(config).settled(4), of_module(nn.Linear(2, 1), losses.mse)
-            )
+            method, _ = recipe_of(config).setup(4).method(of_module(nn.Linear(2, 1), losses.mse))
             spent.append(method.placement.noise_multiplier)
     assert 2 <= len(spent) < 8
     multiplier = sum(1 / z**2 for z in spent) ** -0.5

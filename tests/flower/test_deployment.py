@@ -31,7 +31,7 @@ from sordina.federated.engines.home import Home
 from sordina.federated.engines.participation import alone
 from sordina.federated.objective import of_module
 from sordina.federated.order import Order
-from sordina.federated.recipe import Recipe, assemble
+from sordina.federated.recipe import Recipe
 from sordina.federated.scaffold import write
 
 pytestmark = pytest.mark.slow
@@ -271,7 +271,7 @@ PARAMETERS = 3
 
 def clear(recipe, one, rows):
     """The vector a client would have sent without privacy, from the instruction it got."""
-    method, _ = assemble(recipe, recipe.settled(3), of_module(nn.Linear(2, 1), losses.mse))
+    method, _ = recipe.setup(3).method(of_module(nn.Linear(2, 1), losses.mse))
     client = int(one["order|client"])
     cohort = alone(torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"]), client)
     sent = {key[5:]: torch.from_numpy(value) for key, value in one.items() if key.startswith("sent|")}

@@ -19,7 +19,7 @@ from torch import nn
 from sordina.clipping import Fixed, Quantile
 from sordina.federated import losses
 from sordina.federated.clients.hypotheses import BestModel
-from sordina.federated.clients.scaffold import Scaffold
+from sordina.federated.clients.scaffold import ScaffoldClient
 from sordina.federated.clients.training import LocalTraining
 from sordina.federated.clients.work import LocalSteps
 from sordina.federated.compression import Compressed, Quantised, TopK
@@ -33,12 +33,12 @@ from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.privacy.nothing import Nothing
-from sordina.federated.recipe import Recipe, assemble
+from sordina.federated.privacy.nothing import ClearUpdates
+from sordina.federated.recipe import Recipe
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import Sampled
 from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.metric_pfl import MetricPflServer
 from sordina.federated.strategies.scaffold import ScaffoldServer
 from sordina.federated.weather import Weather
 from sordina.sampling import FixedSize, Poisson
@@ -78,17 +78,17 @@ def methods():
     budgeted = plan()
     central = Sampled(budgeted.sampler)
     return {
-        "fedavg": Method(AddMean(), LocalTraining(f, STEPS), Nothing(), uniform),
-        "scaffold": Method(ScaffoldServer(4 / CLIENTS, 0.05), Scaffold(f, STEPS), Nothing(), uniform),
+        "fedavg": Method(AddMean(), LocalTraining(f, STEPS), ClearUpdates(), uniform),
+        "scaffold": Method(ScaffoldServer(4 / CLIENTS, 0.05), ScaffoldClient(f, STEPS), ClearUpdates(), uniform),
         "central": Method(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Fixed(0.5)), central),
         "central-quantile": Method(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Quantile(0.5)), central),
-        "metric": Method(MetricPfl(), BestModel(f, STEPS), Metric(5.0, PublicRadius(1.0)), uniform),
+        "metric": Method(MetricPflServer(), BestModel(f, STEPS), Metric(5.0, PublicRadius(1.0)), uniform),
         "local": Method(AddMean(), LocalTraining(f, STEPS), Local.within(Budget(8, 1e-5), 0.5, 3), uniform),
     }
 
 
 def go(method, engine, rounds=5, seed=3, k=None):
-    k = k or (2 if isinstance(method.strategy, MetricPfl) else 1)
+    k = k or (2 if isinstance(method.strategy, MetricPflServer) else 1)
     models = torch.from_numpy(np.random.default_rng(1).standard_normal((k, 2)))
     return federate(method, engine, models, clients=CLIENTS, rounds=rounds, rng=np.random.default_rng(seed))
 
@@ -120,7 +120,7 @@ def first_vectors(method, engine, seed):
 def test_sanitised_vectors_follow_the_same_law_on_both_engines(tmp_path):
     """The Euclidean Laplace law in n = 2: the noise is n / epsilon = nu r long on average, within 5 standard errors."""
     method = methods()["metric"]
-    quiet = Method(MetricPfl(), method.work, Nothing(gather=True), method.selection)
+    quiet = Method(MetricPflServer(), method.work, ClearUpdates(gather=True), method.selection)
     engines = {
         "in process": lambda seed: InProcess(people()),
         "flower": lambda seed: on_flower(method, tmp_path / str(seed), seed=seed),
@@ -218,10 +218,10 @@ def test_what_leaves_a_client_is_as_long_as_the_method_says_and_tells_nothing_el
 
 def raw_vectors(method):
     seen = []
-    quiet = Method(MetricPfl(), method.work, Nothing(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
-    if not isinstance(method.strategy, MetricPfl):
-        quiet = Method(AddMean(), method.work, Nothing(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
-    k = 2 if isinstance(method.strategy, MetricPfl) else 1
+    quiet = Method(MetricPflServer(), method.work, ClearUpdates(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
+    if not isinstance(method.strategy, MetricPflServer):
+        quiet = Method(AddMean(), method.work, ClearUpdates(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
+    k = 2 if isinstance(method.strategy, MetricPflServer) else 1
     models = torch.from_numpy(np.random.default_rng(1).standard_normal((k, 2)))
     federate(
         quiet, InProcess(people()), models, clients=CLIENTS, rounds=1, rng=np.random.default_rng(0),
@@ -355,7 +355,7 @@ def test_compressed_letters_cross_and_cost_fewer_bytes(codec, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_named_method_gives_the_same_models_on_both_engines(name, tmp_path):
     recipe = Recipe("own", name, privacy="none", rounds=3, clients_per_round=4, local_rate=0.05, batch=3)
-    method, _ = assemble(recipe, recipe.settled(CLIENTS), objective())
+    method, _ = recipe.setup(CLIENTS).method(objective())
     here, there = (
         go(method, InProcess(people()), 3, k=recipe.models),
         go(method, on_flower(method, tmp_path), 3, k=recipe.models),

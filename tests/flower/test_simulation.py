@@ -39,8 +39,8 @@ problem = Problem.of(load("synthetic", np.random.default_rng(0), clients=6, vali
 
 def run(name, engine):
     recipe = recipes.Recipe("synthetic", rounds=3, clients_per_round=4, seed=5, **RECIPES[name])
-    settled = recipe.settled(6)
-    method, limit = recipes.assemble(recipe, settled, problem.objective)
+    setup = recipe.setup(6)
+    method, limit = setup.method(problem.objective)
     engine = engine or InProcess(problem.train, limit=limit)
     rng = np.random.default_rng(5)
     models = recipes.initial(recipe, problem, rng)
@@ -107,10 +107,10 @@ def test_a_client_half_is_published_once(tmp_path):
     from sordina.federated.engines.engine import ClientSide
     from sordina.federated.engines.simulation import Stage
     from sordina.federated.objective import of_module
-    from sordina.federated.privacy.nothing import Nothing
+    from sordina.federated.privacy.nothing import ClearUpdates
 
     work = LocalGradient(of_module(nn.Linear(2, 1).to(torch.float64), losses.mse))
-    one, other = Nothing(), Nothing(gather=True)
+    one, other = ClearUpdates(), ClearUpdates(gather=True)
     stage = Stage(tmp_path, None, None)
     assert [stage.publish(ClientSide(work, place)) for place in (one, one, other)] == [0, 0, 1]
 

@@ -1,1 +1,52 @@
-"""Attack what was trained, and say what the attack proves: scores, ROC, and a lower bound on epsilon."""
+"""Attack what was trained, and say what the attack proves: scores, ROC, and a lower bound on epsilon.
+
+`sordina.audit` attacks a model of anybody's, `audit_run` the model of a run's folder, `audit_training` private training
+itself with canaries. Names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sordina._lazy import lazily
+
+if TYPE_CHECKING:
+    from sordina.auditing.audit import ATTACKS
+    from sordina.auditing.bounds import LowerBound, TwoRates
+    from sordina.auditing.library import audit_training
+    from sordina.auditing.one_run import OneRun, PairedRun
+    from sordina.auditing.result import AttackResult, Audit
+    from sordina.auditing.runs import audit_run, write_audit
+
+__all__ = [
+    "ATTACKS",
+    "AttackResult",
+    "Audit",
+    "LowerBound",
+    "OneRun",
+    "PairedRun",
+    "TwoRates",
+    "audit_run",
+    "audit_training",
+    "write_audit",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "ATTACKS": "sordina.auditing.audit",
+        "AttackResult": "sordina.auditing.result",
+        "Audit": "sordina.auditing.result",
+        "LowerBound": "sordina.auditing.bounds",
+        "OneRun": "sordina.auditing.one_run",
+        "PairedRun": "sordina.auditing.one_run",
+        "TwoRates": "sordina.auditing.bounds",
+        "audit_run": "sordina.auditing.runs",
+        "audit_training": "sordina.auditing.library",
+        "write_audit": "sordina.auditing.runs",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

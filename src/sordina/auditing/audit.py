@@ -61,7 +61,7 @@ def audit(
     """Attack ``model`` and bound its epsilon from below.
 
     Args:
-        model: What was trained.
+        model: What was trained: a module, or what `Trainer.fit` or `FederatedTrainer.fit` gave; then its claim counts.
         members: Who was trained on: ``(inputs, labels)``, token ids, or a torch data set.
         non_members: Who was not, in the same form.
         attacks: Names of `ATTACKS`, or attacks.
@@ -77,6 +77,7 @@ def audit(
         seed: Makes the audit repeatable.
         progress: Told of every shadow model.
     """
+    model, claim = _trained(model, claim)
     each = shared_confidence(confidence, len(attacks))
     if not attacks:
         raise InvalidInput(f"an audit needs at least one attack. Choose from {', '.join(ATTACKS)}.")
@@ -98,6 +99,18 @@ def audit(
             AttackResult(ready.name, reported, bounds, claim, confidence, seconds, _details(ready), random_split)
         )
     return Audit(tuple(results), claim)
+
+
+def _trained(model: Any, claim: Guarantee | None) -> tuple[Any, Guarantee | None]:
+    """The module of a run, and what the run claims for a record, unless a claim was given."""
+    told = getattr(model, "guarantee", None)
+    if isinstance(model, nn.Module) or told is None:
+        return model, claim
+    if claim is None and isinstance(told, Guarantee):
+        claim = told
+    elif claim is None and getattr(told, "epsilon", None) is not None and told.adjacency is not None:
+        claim = Guarantee(told.epsilon, told.delta, told.adjacency, told.unit)
+    return model.model, claim
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ def open_federated(folder: Path) -> Subject:
         raise InvalidInput(f"{folder} does not say which clients took part: run `sordina federate` again.")
     problem = recipe.problem(randomness.generator(recipe.seed))
     train, held_out = problem.train, problem.held_out
+    if held_out is None:
+        raise InvalidInput(f"{folder} held no client out: there is nobody to compare the training clients with.")
     if unit is Unit.RECORD or len(held_out) < _FEWEST:
         train, held_out = _rows(train), _rows(held_out)
     everybody = Population(

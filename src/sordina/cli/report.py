@@ -24,12 +24,13 @@ def report(
 
     Example: `sordina report runs/digits --open`
     """
-    from sordina.reports import reading, writing
+    import json
 
-    facts = reading.report(runs, title=title, ledger=ledger)
-    page = writing.write(facts, out or runs[0])
+    from sordina.reports.writing import report as write_report
+
+    page = write_report(runs, folder=out, title=title, ledger=ledger)
     if as_json:
-        say_json({"report": str(page), **facts.to_dict()})
+        say_json({"report": str(page), **json.loads(page.with_suffix(".json").read_bytes())})
     else:
         say(f"Report: {page}")
     if open_it:

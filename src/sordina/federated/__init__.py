@@ -1,20 +1,105 @@
-"""Federated learning as four independent choices, each one small protocol.
+"""Federated learning: clients keep their rows, and what leaves them is private by a choice of its own.
+
+    trainer = sd.federated.FederatedTrainer(model, loss=F.cross_entropy, algorithm=sd.federated.FedAvg(local_epochs=1),
+                                            privacy=sd.federated.CentralDP(sd.Budget(3, 1e-5)), rounds=100)
+    result = trainer.fit(clients, validation=held_out)
+
+Four independent choices make a run:
 
 =============  ==================================================  ================================================
-choice         what it decides                                     where
+choice         what it decides                                     public names
 =============  ==================================================  ================================================
-strategy       what the server makes of what was released          `strategies`: AddMean, ScaffoldServer, FedDynServer,
-                                                                   FsvrgServer, Intersection, GraphServer, Ifca,
-                                                                   MetricPfl (Algorithm 1), SteadyPfl
-client work    what a client computes from what it is sent         `clients`: LocalGradient, LocalTraining, Scaffold,
-                                                                   DynamicRegulariser, VarianceReduced, SubNetwork,
-                                                                   NearMean, Neighbours, MetaTraining, Mixture,
-                                                                   BestUpdate, BestModel, ClippedGradient
-placement      what is done to an update, and where                `privacy`: Nothing, Central, Local, RecordNoise,
-                                                                   Metric; `ClientAccount`; `compression` around it
-engine         where it runs                                       `engines`: InProcess, Flower; Stormy around either
+algorithm      what server and clients compute                     FedSGD, FedAvg, FedProx, Scaffold, FedDyn, FSVRG,
+                                                                   SubFedAvg, MeanRegularised, PerFedAvg,
+                                                                   GraphRegularised, FedEM, IFCA, MetricPFL,
+                                                                   SteadyMetricPFL
+privacy        what is done to an update, and where                NoPrivacy, CentralDP, LocalDP, RecordDP, MetricDP
+engine         where it runs                                       "in-process", "flower"
+aggregation    what stands for the clients' mean                   "mean", "median", "trimmed-mean", "krum"
 =============  ==================================================  ================================================
 
-`run.federate` is the loop over rounds; `methods` has the named combinations. `guard` looks at what arrives,
-`aggregation` has means that hostile clients cannot move far, `weather` what they may try.
+Names are loaded when first used.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sordina._lazy import lazily
+
+if TYPE_CHECKING:
+    from sordina.federated.methods import (
+        FSVRG,
+        IFCA,
+        FedAvg,
+        FedDyn,
+        FedEM,
+        FederatedAlgorithm,
+        FedProx,
+        FedSGD,
+        GraphRegularised,
+        MeanRegularised,
+        MetricPFL,
+        PerFedAvg,
+        Scaffold,
+        SteadyMetricPFL,
+        SubFedAvg,
+    )
+    from sordina.federated.privacy.central import CentralDP
+    from sordina.federated.privacy.local import LocalDP
+    from sordina.federated.privacy.metric import MetricDP
+    from sordina.federated.privacy.nothing import NoPrivacy
+    from sordina.federated.privacy.placement import FederatedPrivacy
+    from sordina.federated.privacy.records import RecordDP
+    from sordina.federated.trainer import FederatedResult, FederatedTrainer, Forecast, load_models
+
+_METHODS = (
+    "FSVRG", "IFCA", "FedAvg", "FedDyn", "FedEM", "FedProx", "FedSGD", "FederatedAlgorithm", "GraphRegularised",
+    "MeanRegularised", "MetricPFL", "PerFedAvg", "Scaffold", "SteadyMetricPFL", "SubFedAvg",
+)  # fmt: skip
+_TRAINER = ("FederatedResult", "FederatedTrainer", "Forecast", "load_models")
+_NAMES: dict[str, str] = {
+    **dict.fromkeys(_METHODS, "sordina.federated.methods"),
+    **dict.fromkeys(_TRAINER, "sordina.federated.trainer"),
+    "CentralDP": "sordina.federated.privacy.central",
+    "FederatedPrivacy": "sordina.federated.privacy.placement",
+    "LocalDP": "sordina.federated.privacy.local",
+    "MetricDP": "sordina.federated.privacy.metric",
+    "NoPrivacy": "sordina.federated.privacy.nothing",
+    "RecordDP": "sordina.federated.privacy.records",
+}
+
+__all__ = [
+    "FSVRG",
+    "IFCA",
+    "CentralDP",
+    "FedAvg",
+    "FedDyn",
+    "FedEM",
+    "FedProx",
+    "FedSGD",
+    "FederatedAlgorithm",
+    "FederatedPrivacy",
+    "FederatedResult",
+    "FederatedTrainer",
+    "Forecast",
+    "GraphRegularised",
+    "LocalDP",
+    "MeanRegularised",
+    "MetricDP",
+    "MetricPFL",
+    "NoPrivacy",
+    "PerFedAvg",
+    "RecordDP",
+    "Scaffold",
+    "SteadyMetricPFL",
+    "SubFedAvg",
+    "load_models",
+]
+
+
+__getattr__ = lazily(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 from sordina.federated.privacy.placement import Facts, Placement, Statement
 from sordina.federated.selection import Selection
 
@@ -185,7 +185,7 @@ class Compressed:
     @property
     def _bare(self) -> bool:
         """Without privacy the placement works from sums; clients then count alike."""
-        return isinstance(self.placement, Nothing)
+        return isinstance(self.placement, ClearUpdates)
 
     def open(self, parcel: Parcel, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
         """Unpack, then as the placement does."""

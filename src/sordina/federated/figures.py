@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from sordina.federated.recipe import Finished
     from sordina.federated.record import Trace
+    from sordina.federated.setup import Finished
 
 _METRICS = {
     "equal_opportunity_difference": "equal opportunity",
@@ -26,7 +26,7 @@ def draw(finished: Finished, trace: Trace, facts: dict[str, Any], folder: Path) 
         files.append(validation(trace, folder / "validation.png"))
     if trace.released and 2 <= finished.problem.objective.size <= 3:
         files.append(parameters(finished, trace, folder / "parameters.png"))
-    if finished.recipe.placed == "metric" and trace.leakage:
+    if finished.setup.privacy.name == "metric" and trace.leakage:
         files.append(leakage(finished, trace, folder / "leakage.png"))
         files.append(histogram(finished, folder / "leakage_histogram.png"))
     if facts.get("fairness"):
@@ -117,8 +117,9 @@ def leakage(finished: Finished, trace: Trace, path: Path) -> Path:
         for cluster in sorted(set(clusters[0])):
             mine = np.array(clusters[0]) == cluster
             axes.step(rounds, table[:, mine].max(axis=1), where="post", label=f"largest, cluster {cluster + 1}")
-    if finished.recipe.leakage_limit is not None:
-        axes.axhline(finished.recipe.leakage_limit, linestyle="--", color="black", label="limit")
+    limit = getattr(finished.setup.privacy, "leakage_limit", None)
+    if limit is not None:
+        axes.axhline(limit, linestyle="--", color="black", label="limit")
     axes.set(xlabel="round", ylabel=f"leakage, radius {finished.result.statement.details['radius']}")  # type: ignore[index]
     axes.legend(fontsize="small")
     return _save(figure, path)

@@ -32,10 +32,10 @@ from sordina.federated.compression import Compressed
 from sordina.federated.engines.array_format import decode, encode
 from sordina.federated.messages import Refusal
 from sordina.federated.privacy.account import ClientAccount
-from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.federated.privacy.placement import Facts, Placement
-from sordina.federated.recipe import Finished, Recipe
+from sordina.federated.recipe import Recipe
 from sordina.federated.run import Method, Progress, Round, Seen
+from sordina.federated.setup import FederatedSetup, Finished
 from sordina.federated.validation import Score
 from sordina.federated.wire import pack, unpack
 from sordina.run_folder import JOURNAL, PRIVACY, RECIPE, RESULT, RunFolder, read_json
@@ -51,32 +51,37 @@ class FederationKeeper:
     Args:
         folder: The run's folder, held.
         trace: What the figures and metrics.jsonl are made of.
+        data: What the data are called in the ledger's history.
         ledger: Where to reserve, if anywhere.
         dataset: The data set in the ledger.
     """
 
     def __init__(
-        self, folder: RunFolder, trace: record.Trace, ledger: Ledger | None = None, dataset: str | None = None
+        self,
+        folder: RunFolder,
+        trace: record.Trace,
+        data: str,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
     ) -> None:
-        self.folder, self.trace = folder, trace
+        self.folder, self.trace, self.data = folder, trace, data
         folder.journal = journals.Journal.open(folder.journal.path, block=1)
         self.ledger, self.dataset = ledger, dataset
         self.reservation: Reservation | None = None
         self._rng: np.random.Generator | None = None
         self._kept = True
 
-    def begin(self, method: Method, recipe: Recipe, rounds: int, size: int, rng: np.random.Generator) -> None:
+    def begin(self, method: Method, setup: FederatedSetup, size: int, rng: np.random.Generator) -> None:
         """Reserve what the plan may cost, before the first client is asked.
 
         Args:
             method: The run's parts.
-            recipe: The run.
-            rounds: The plan's rounds.
+            setup: The run.
             size: The length of a client's vector.
             rng: The generator of the run.
         """
         self._rng = None if randomness.releasable(rng) else rng
-        reason = _not_resumable(method, recipe)
+        reason, rounds = _not_resumable(method, setup), setup.facts.rounds
         self._kept = reason is None
         if reason is not None and self.folder.journal.claimed:
             raise Unsupported(
@@ -91,7 +96,7 @@ class FederationKeeper:
                 f"a ledger keeps (epsilon, delta), which {planned.placement} privacy does not have: leave --ledger out."
             )
         self.reservation = reserve_once(
-            self.folder, self.ledger, self.dataset, planned.event, what=f"federate {recipe.data} {recipe.strategy}",
+            self.folder, self.ledger, self.dataset, planned.event, what=f"federate {self.data} {setup.algorithm.name}",
             adjacency=planned.adjacency, unit=planned.unit,
         )  # fmt: skip
         if not self.folder.finished:
@@ -153,7 +158,7 @@ class FederationKeeper:
         """Write the folder's documents, the models and the claim, and settle; may be repeated after a kill."""
         event = finished.result.statement.event
         settle = None if self.reservation is None or event is None else lambda: settle_once(self.reservation, event)
-        lost = max(0, min(finished.settled.rounds, self.folder.journal.claimed) - len(finished.result.history))
+        lost = max(0, min(finished.setup.facts.rounds, self.folder.journal.claimed) - len(finished.result.history))
         facts = record.save(finished, self.trace, self.folder, settle, {"rounds_lost": lost} if lost else {})
         private_files.remove(self.folder.path / CHECKPOINT)
         return facts
@@ -196,6 +201,9 @@ class FederationKeeper:
                     accounts[client].charge(cost)
 
 
+Watch = Callable[[Seen], None]
+
+
 def federate_into(
     path: Path,
     recipe: Recipe,
@@ -203,7 +211,7 @@ def federate_into(
     resume: bool = False,
     ledger: Ledger | None = None,
     dataset: str | None = None,
-    observe: Callable[[Seen], None] | None = None,
+    observe: Watch | None = None,
 ) -> dict[str, Any]:
     """Run ``recipe`` in the folder ``path``, or go on with it there; returns the facts of result.json.
 
@@ -215,10 +223,45 @@ def federate_into(
         dataset: The data set in the ledger.
         observe: Shown every round.
     """
-    check_pair(ledger, dataset)
-    if resume and recipe.engine != "in-process":
-        raise Unsupported("a run on Flower cannot be resumed: its clients' accounts go on, the run begins anew.")
     settings = {key: value for key, value in recipe.to_dict().items() if key != "data_seed"}
+
+    def go(folder: RunFolder, seen: Watch, keeper: FederationKeeper) -> Finished:
+        return recipes.run(_with_data_seed(recipe, folder), seen, keeper=keeper)
+
+    return kept(
+        path, {"recipe": settings}, go, data=recipe.data, engine=recipe.engine, resume=resume, ledger=ledger,
+        dataset=dataset, observe=observe,
+    )[0]  # fmt: skip
+
+
+def kept(
+    path: Path,
+    settings: dict[str, Any],
+    go: Callable[[RunFolder, Watch, FederationKeeper], Finished],
+    *,
+    data: str,
+    engine: str = "in-process",
+    resume: bool = False,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+    observe: Watch | None = None,
+) -> tuple[dict[str, Any], Finished | None]:
+    """Keep what ``go`` runs in the folder ``path``; returns result.json, and the run unless it had ended before.
+
+    Args:
+        path: The folder; one that holds a run is refused, unless it is to be resumed.
+        settings: All that decides what the run does, as plain data.
+        go: Runs it, given the folder, an observer and a keeper.
+        data: What the data are called in the ledger's history.
+        engine: Where it runs.
+        resume: Go on with the run in the folder.
+        ledger: Where to reserve and settle what the run costs.
+        dataset: The data set in the ledger.
+        observe: Shown every round.
+    """
+    check_pair(ledger, dataset)
+    if resume and engine != "in-process":
+        raise Unsupported("a run on Flower cannot be resumed: its clients' accounts go on, the run begins anew.")
     trace = record.Trace()
 
     def seen(one: Seen) -> None:
@@ -226,13 +269,13 @@ def federate_into(
         if observe is not None:
             observe(one)
 
-    with RunFolder.begin(path, "federate", {"recipe": settings}, resume=resume) as folder:
+    with RunFolder.begin(path, "federate", settings, resume=resume) as folder:
         if folder.finished:
-            return read_json(folder.path / RESULT)
+            return read_json(folder.path / RESULT), None
         try:
-            recipe = _with_data_seed(recipe, folder)
-            keeper = FederationKeeper(folder, trace, ledger, dataset)
-            return keeper.finish(recipes.run(recipe, seen, keeper=keeper))
+            keeper = FederationKeeper(folder, trace, data, ledger, dataset)
+            finished = go(folder, seen, keeper)
+            return keeper.finish(finished), finished
         except SordinaError:
             folder.abandon()
             raise
@@ -250,18 +293,20 @@ def _with_data_seed(recipe: Recipe, folder: RunFolder) -> Recipe:
     return recipe
 
 
-def _not_resumable(method: Method, recipe: Recipe) -> str | None:
+def _not_resumable(method: Method, setup: FederatedSetup) -> str | None:
     if method.work.state_sizes:
-        return f"the clients of {recipe.strategy} keep vectors of their own between rounds, which no disk ever sees"
-    if recipe.engine != "in-process":
+        return (
+            f"the clients of {setup.algorithm.name} keep vectors of their own between rounds, which no disk ever sees"
+        )
+    if setup.engine != "in-process":
         return "a run on Flower keeps no checkpoint"
-    return None if recipe.weather.calm else "letters that were under way are not kept"
+    return None if setup.faults.calm else "letters that were under way are not kept"
 
 
 def _planned(placement: Placement, rounds: int, size: int) -> Facts:
     """What a run will have done when it ends: all rounds, and as many participations as its noise was made for."""
     inner = placement.placement if isinstance(placement, Compressed) else placement
-    return Facts(rounds, size, inner.participations if isinstance(inner, Local | RecordNoise) else 0)
+    return Facts(rounds, size, getattr(inner, "participations", 0))
 
 
 def _round_facts(one: Round) -> dict[str, Any]:

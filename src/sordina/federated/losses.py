@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sordina.errors import InvalidInput
 from sordina.models import losses as models
+from sordina.training.losses import per_sample
 
 RowFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -71,6 +73,20 @@ def differentiated(name: str, value: RowFunction) -> Loss:
         return torch.autograd.grad(total, leaf)[0]
 
     return Loss(name, value, slope)
+
+
+def of_any(loss: str | Callable[..., Tensor]) -> Loss:
+    """A loss by name, or any function or module ``(outputs, targets)`` that can give one number per row.
+
+    Args:
+        loss: Such as ``torch.nn.functional.cross_entropy``, ``torch.nn.MSELoss()`` or a function of one's own.
+    """
+    if isinstance(loss, str):
+        return named(loss)
+    if not callable(loss):
+        raise InvalidInput(f"a loss is a name or a function (outputs, targets), not a {type(loss).__name__}.")
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return differentiated(name, per_sample(loss))
 
 
 def named(name: str) -> Loss:

@@ -1,10 +1,15 @@
-"""Named methods: compositions of a strategy and the client work it goes with."""
+"""Federated algorithms: what the server does with what it receives, and what a client does with what it is sent.
+
+An algorithm is plain data that a person writes, ``FedAvg(local_epochs=2)``; its `parts` are the server's and the
+client's half that a run is made of. Any algorithm runs under any privacy it is compatible with, on any engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias
 
 from sordina.errors import InvalidInput
 from sordina.federated.clients.feddyn import DynamicRegulariser
@@ -16,91 +21,345 @@ from sordina.federated.clients.meta import MetaTraining
 from sordina.federated.clients.mixture import Mixture
 from sordina.federated.clients.near_mean import NearMean
 from sordina.federated.clients.pruning import SubNetwork
-from sordina.federated.clients.scaffold import Scaffold
+from sordina.federated.clients.scaffold import ScaffoldClient
 from sordina.federated.clients.training import LocalTraining
 from sordina.federated.clients.work import ClientWork, LocalSteps
 from sordina.federated.objective import Objective
+from sordina.federated.privacy.placement import FederationFacts
 from sordina.federated.strategies.feddyn import FedDynServer
 from sordina.federated.strategies.fsvrg import FsvrgServer
 from sordina.federated.strategies.graph import GraphServer
-from sordina.federated.strategies.ifca import Ifca
+from sordina.federated.strategies.ifca import IfcaServer
 from sordina.federated.strategies.intersection import Intersection
 from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPfl
+from sordina.federated.strategies.metric_pfl import MetricPflServer
 from sordina.federated.strategies.scaffold import ScaffoldServer
-from sordina.federated.strategies.steady_pfl import SteadyPfl
+from sordina.federated.strategies.steady_pfl import SteadyPflServer
 from sordina.federated.strategies.strategy import Strategy
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the named methods need to know, beside the objective."""
-
-    steps: LocalSteps
-    server_rate: float = 1.0
-    momentum: float = 0.0
-    share: float = 1.0
-    """The share of clients in a round, for SCAFFOLD and FedDyn."""
-    mu: float = 0.1
-    """The weight of a regulariser: FedProx's mu, FedDyn's alpha, lambda of mean- and graph-regularised."""
-    nu: float = 0.0
-    """The clients' noise multiplier, for the steady server of metric PFL."""
-    drought: int = 20
-    seed: int = 0
-    models: int = 1
-    """The components of FedEM."""
-    clients: int = 1
-    """All clients there are, for a graph of them."""
-    nearest: int = 5
-    """Neighbours of a client in a learnt graph."""
-    inner_rate: float | None = None
-    """Per-FedAvg's alpha, the step a client adapts with; None: the local rate."""
-    prune: float = 0.5
-    """The share of weights Sub-FedAvg's clients end up without."""
-
+from sordina.training.plan import check_whole
+from sordina.types import check_positive
 
 Parts: TypeAlias = tuple[Strategy[Any], ClientWork]
+MOST_MODELS = 10_000
 
 
-def _mean(o: Options, rate: float = 1.0) -> AddMean:
-    return AddMean(o.server_rate * rate, o.momentum)
+@dataclass(frozen=True, kw_only=True)
+class FederatedAlgorithm(ABC):
+    """A server half and a client half that belong together."""
+
+    name: ClassVar[str]
+    """What the command line calls it."""
+    several: ClassVar[bool] = False
+    """Whether it trains several models, which clients choose from."""
+    takes_turns: ClassVar[bool] = False
+    """Whether it wants everybody once before anybody twice."""
+
+    @property
+    def count(self) -> int:
+        """How many models it trains."""
+        return int(getattr(self, "models", 1)) if self.several else 1
+
+    @abstractmethod
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """The server's half and the client's.
+
+        Args:
+            objective: Model and loss.
+            facts: What is public about the run.
+        """
 
 
-def _per_fedavg(f: Objective, o: Options) -> Parts:
-    return _mean(o), MetaTraining(f, o.steps, o.steps.rate if o.inner_rate is None else o.inner_rate)
+@dataclass(frozen=True, kw_only=True)
+class FedSGD(FederatedAlgorithm):
+    """One gradient per client and round, averaged (004 2.4.2).
+
+    Args:
+        learning_rate: The server's step along the mean gradient.
+        momentum: Of the server.
+    """
+
+    name: ClassVar[str] = "fedsgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return AddMean(self.learning_rate, self.momentum), LocalGradient(objective)
 
 
-def _graph(f: Objective, o: Options) -> Parts:
-    nearest = max(1, min(o.nearest, o.clients - 1))
-    return GraphServer(o.clients, nearest), Neighbours(f, o.steps, o.mu)
+@dataclass(frozen=True, kw_only=True)
+class LocalAlgorithm(FederatedAlgorithm):
+    """An algorithm whose clients take several steps of SGD on rows of their own.
+
+    Args:
+        local_epochs: Passes over a client's rows in a round.
+        local_steps: Instead of epochs: exactly so many steps, whatever a client's size.
+        learning_rate: The client's step.
+        batch_size: Rows in a client's step.
+        server_learning_rate: The server's step along the mean update.
+        momentum: Of the server, where it adds a mean.
+    """
+
+    local_epochs: int = 1
+    local_steps: int | None = None
+    learning_rate: float = 0.1
+    batch_size: int = 32
+    server_learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("local epochs", self.local_epochs)
+        check_whole("batch size", self.batch_size)
+        if self.local_steps is not None:
+            check_whole("local steps", self.local_steps)
+        check_positive("learning rate", self.learning_rate)
+        check_positive("server learning rate", self.server_learning_rate)
+        if self.several and not 1 <= self.count <= MOST_MODELS:
+            raise InvalidInput(f"at least one model, at most {MOST_MODELS}, got {self.count}.")
+
+    @property
+    def steps(self) -> LocalSteps:
+        """A client's steps."""
+        return LocalSteps(self.learning_rate, self.batch_size, self.local_epochs, self.local_steps)
+
+    @property
+    def mean(self) -> AddMean:
+        """A server that adds the mean update."""
+        return AddMean(self.server_learning_rate, self.momentum)
 
 
-_METHODS: dict[str, Callable[[Objective, Options], Parts]] = {
-    "fedsgd": lambda f, o: (_mean(o, o.steps.rate), LocalGradient(f)),
-    "fedavg": lambda f, o: (_mean(o), LocalTraining(f, o.steps)),
-    "fedprox": lambda f, o: (_mean(o), LocalTraining(f, o.steps, o.mu)),
-    "scaffold": lambda f, o: (ScaffoldServer(o.share, o.steps.rate, o.server_rate), Scaffold(f, o.steps)),
-    "feddyn": lambda f, o: (FedDynServer(o.share), DynamicRegulariser(f, o.steps, o.mu)),
-    "fsvrg": lambda f, o: (FsvrgServer(o.steps.rate, o.server_rate), VarianceReduced(f, o.steps)),
-    "sub-fedavg": lambda f, o: (Intersection(o.steps.rate), SubNetwork(f, o.steps, o.prune)),
-    "mean-regularised": lambda f, o: (_mean(o), NearMean(f, o.steps, o.mu)),
-    "per-fedavg": _per_fedavg,
-    "graph-regularised": _graph,
-    "fedem": lambda f, o: (Ifca(o.server_rate), Mixture(f, o.steps, o.models)),
-    "ifca": lambda f, o: (Ifca(o.server_rate), BestUpdate(f, o.steps)),
-    "metric-pfl": lambda f, o: (MetricPfl(), BestModel(f, o.steps)),
-    "metric-pfl-steady": lambda f, o: (
-        SteadyPfl(o.nu, o.server_rate, o.drought, seed=o.seed),
-        BestModel(f, o.steps),
-    ),
-}
-NAMES = tuple(_METHODS)
-PERSONAL = ("fedem", "ifca", "metric-pfl", "metric-pfl-steady")
-"""Those that train several hypotheses."""
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(LocalAlgorithm):
+    """Local SGD, and the mean of the clients' updates (002; 004 2.3).
+
+    >>> FedAvg(local_epochs=2).local_epochs
+    2
+    """
+
+    name: ClassVar[str] = "fedavg"
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return self.mean, LocalTraining(objective, self.steps)
 
 
-def named(name: str, objective: Objective, options: Options) -> Parts:
-    """The strategy and the client work called ``name``."""
-    if name not in _METHODS:
+@dataclass(frozen=True, kw_only=True)
+class FedProx(LocalAlgorithm):
+    """FedAvg whose clients are held to the global model by ``mu/2 |theta - theta_t|^2`` (002).
+
+    Args:
+        mu: The weight of that term.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    mu: float = 0.1
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return self.mean, LocalTraining(objective, self.steps, self.mu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(LocalAlgorithm):
+    """SCAFFOLD: control variates correct the drift of clients whose data differ (002)."""
+
+    name: ClassVar[str] = "scaffold"
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        server = ScaffoldServer(facts.share, self.learning_rate, self.server_learning_rate)
+        return server, ScaffoldClient(objective, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(LocalAlgorithm):
+    """A dynamic regulariser aligns the clients' optima with the global one (004 2.4.5).
+
+    Args:
+        alpha: Its weight.
+    """
+
+    name: ClassVar[str] = "feddyn"
+    alpha: float = 0.1
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return FedDynServer(facts.share), DynamicRegulariser(objective, self.steps, self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSVRG(LocalAlgorithm):
+    """Federated SVRG: a full gradient, then variance-reduced local steps (004 2.4.4)."""
+
+    name: ClassVar[str] = "fsvrg"
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return FsvrgServer(self.learning_rate, self.server_learning_rate), VarianceReduced(objective, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubFedAvg(LocalAlgorithm):
+    """Personal sub-networks by pruning, averaged where they overlap (004 2.4.6).
+
+    Args:
+        prune: The share of weights that a client ends up without.
+    """
+
+    name: ClassVar[str] = "sub-fedavg"
+    prune: float = 0.5
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return Intersection(self.learning_rate), SubNetwork(objective, self.steps, self.prune)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanRegularised(LocalAlgorithm):
+    """Each client keeps a model of its own, held to their mean (002).
+
+    Args:
+        weight: How strongly.
+    """
+
+    name: ClassVar[str] = "mean-regularised"
+    weight: float = 0.1
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return self.mean, NearMean(objective, self.steps, self.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(LocalAlgorithm):
+    """Per-FedAvg: one model from which every client gets to its own in a step (002).
+
+    Args:
+        inner_learning_rate: The step a client adapts with; None: the local learning rate.
+    """
+
+    name: ClassVar[str] = "per-fedavg"
+    inner_learning_rate: float | None = None
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        inner = self.learning_rate if self.inner_learning_rate is None else self.inner_learning_rate
+        return self.mean, MetaTraining(objective, self.steps, inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphRegularised(LocalAlgorithm):
+    """Each client keeps a model of its own, held to those of clients like it in a graph that is learnt (002).
+
+    Args:
+        weight: How strongly.
+        neighbours: Of each client in the graph.
+    """
+
+    name: ClassVar[str] = "graph-regularised"
+    weight: float = 0.1
+    neighbours: int = 5
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        nearest = max(1, min(self.neighbours, facts.clients - 1))
+        return GraphServer(facts.clients, nearest), Neighbours(objective, self.steps, self.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEM(LocalAlgorithm):
+    """Every client is a mixture of the same few models, in shares of its own (002).
+
+    Args:
+        models: How many models.
+    """
+
+    name: ClassVar[str] = "fedem"
+    several: ClassVar[bool] = True
+    models: int = 2
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return IfcaServer(self.server_learning_rate), Mixture(objective, self.steps, self.models)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(LocalAlgorithm):
+    """Several models; each client trains the one that fits it best, the server averages (Ghosh et al. 2020).
+
+    Args:
+        models: How many models.
+    """
+
+    name: ClassVar[str] = "ifca"
+    several: ClassVar[bool] = True
+    models: int = 2
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return IfcaServer(self.server_learning_rate), BestUpdate(objective, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricPFL(LocalAlgorithm):
+    """IFCA whose clients send sanitised models, which the server sorts by k-means (Algorithm 1 of 000 and 001).
+
+    Args:
+        models: How many models.
+    """
+
+    name: ClassVar[str] = "metric-pfl"
+    several: ClassVar[bool] = True
+    models: int = 2
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        return MetricPflServer(), BestModel(objective, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteadyMetricPFL(LocalAlgorithm):
+    """Metric PFL with a server that makes more of the same sanitised models (`strategies.steady_pfl`).
+
+    Args:
+        models: How many models.
+        drought: After how many vectors that came near no other a model is moved beside the most popular one.
+    """
+
+    name: ClassVar[str] = "metric-pfl-steady"
+    several: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = True
+    models: int = 2
+    drought: int = 20
+
+    def parts(self, objective: Objective, facts: FederationFacts) -> Parts:
+        """Server and client."""
+        server = SteadyPflServer(facts.noise_multiplier, self.server_learning_rate, self.drought, seed=facts.seed or 0)
+        return server, BestModel(objective, self.steps)
+
+
+_ALL: tuple[type[FederatedAlgorithm], ...] = (
+    FedSGD, FedAvg, FedProx, Scaffold, FedDyn, FSVRG, SubFedAvg, MeanRegularised, PerFedAvg, GraphRegularised, FedEM,
+    IFCA, MetricPFL, SteadyMetricPFL,
+)  # fmt: skip
+ALGORITHMS: dict[str, type[FederatedAlgorithm]] = {one.name: one for one in _ALL}
+NAMES = tuple(ALGORITHMS)
+PERSONAL = tuple(name for name, one in ALGORITHMS.items() if one.several)
+"""Those that train several models."""
+
+
+def named(name: str, options: Mapping[str, Any] | None = None) -> FederatedAlgorithm:
+    """The algorithm called ``name``, with those of ``options`` that it has.
+
+    Args:
+        name: One of `NAMES`.
+        options: Values for its fields; what an algorithm does not have is passed over.
+
+    >>> named("fedprox", {"mu": 0.5, "prune": 0.1}).mu
+    0.5
+    """
+    if name not in ALGORITHMS:
         raise InvalidInput(f"unknown strategy {name!r}: choose one of {', '.join(NAMES)}.")
-    return _METHODS[name](objective, options)
+    kind = ALGORITHMS[name]
+    known = {field.name for field in fields(kind)}
+    return kind(**{key: value for key, value in (options or {}).items() if key in known})

@@ -5,6 +5,7 @@ Parameters travel as flat vectors, one row per client; inside a computation they
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.losses import Loss
-from sordina.federated.stacked import Parts, Stacked, stacked
+from sordina.federated.stacked import Parts, Stacked, stacked, trained_parameters
 
 
 @dataclass(frozen=True)
@@ -93,26 +94,63 @@ def own(flat: Tensor) -> Tensor:
     return flat.clone(memory_format=torch.contiguous_format)
 
 
-def of_module(module: nn.Module, loss: Loss, *, root: bool = False) -> Objective:
-    """The objective of a module.
+def of_module(module: nn.Module, loss: Loss, *, root: bool = False, example: Tensor | None = None) -> Objective:
+    """The objective of a module; its parameters that need no gradient, and its buffers, stay as they are.
+
+    Args:
+        module: The model.
+        loss: One number per row.
+        root: Whether a client minimises the root of its mean loss.
+        example: Some input rows, of whose values nothing is used, to try the module with.
 
     >>> from sordina.federated.losses import mse
     >>> of_module(nn.Linear(3, 1), mse).size
     4
     """
-    parameters = dict(module.named_parameters())
+    parameters = trained_parameters(module)
     if not parameters:
         raise InvalidInput(f"{type(module).__name__} has no parameters to train.")
-    buffers = [name for name, _ in module.named_buffers()]
-    if buffers:
+    if changing := _changing_buffers(module, example):
         raise Unsupported(
-            f"buffer {buffers[0]!r} of {type(module).__name__} mixes samples or clients (BatchNorm?) and would never "
+            f"buffer {changing[0]!r} of {type(module).__name__} mixes samples or clients (BatchNorm?) and would never "
             "reach the server. Use GroupNorm: sordina.fix(model)."
         )
     shapes = tuple(tuple(value.shape) for value in parameters.values())
-    return Objective(tuple(parameters), shapes, stacked(module), loss, root)
+    return Objective(tuple(parameters), shapes, stacked(module, example), loss, root)
 
 
 def flat_parameters(module: nn.Module) -> Tensor:
     """A module's present parameters as a flat vector."""
-    return torch.cat([value.detach().flatten() for value in module.parameters()]).clone()
+    return torch.cat([value.detach().flatten() for value in trained_parameters(module).values()]).clone()
+
+
+def with_parameters(module: nn.Module, flat: Tensor) -> nn.Module:
+    """A copy of ``module`` with the trained parameters ``flat``, ready for use.
+
+    Args:
+        module: The model.
+        flat: What `flat_parameters` would give of the copy.
+    """
+    made = copy.deepcopy(module)
+    parameters = list(trained_parameters(made).values())
+    with torch.no_grad():
+        for value, part in zip(parameters, torch.split(flat, [one.numel() for one in parameters]), strict=True):
+            value.copy_(part.view(value.shape))
+    return made.eval()
+
+
+def _changing_buffers(module: nn.Module, example: Tensor | None) -> list[str]:
+    """Buffers that a forward pass changes; without rows to try it on, those of layers known to do so."""
+    known = [
+        f"{name}.{inner}".lstrip(".")
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+        for inner, _ in layer.named_buffers(recurse=False)
+    ]
+    if known or example is None or not list(module.buffers()):
+        return known
+    trial = copy.deepcopy(module).train()
+    before = {name: value.clone() for name, value in trial.named_buffers()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        trial(torch.zeros(2, *example.shape[1:], dtype=example.dtype))
+    return [name for name, value in trial.named_buffers() if not (name in before and torch.equal(value, before[name]))]

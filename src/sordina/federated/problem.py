@@ -26,7 +26,10 @@ class Problem:
     federation: Federation
     objective: Objective
     train: Population
-    held_out: Population
+    held_out: Population | None
+    """None: there is nothing to validate on."""
+    names: tuple[str, ...] = ()
+    """The clients' names, where they have any."""
 
     @classmethod
     def of(cls, federation: Federation, *, loss: str | None = None, root: bool | None = None) -> Problem:
@@ -47,13 +50,19 @@ class Problem:
         name, options = self.federation.model, self.federation.options
         return torch.stack([flat_parameters(build(name, seed=seed, **options)) for seed in seeds])
 
-    def validation(self, sample: int | None = None) -> Validation:
-        """The held-out clients."""
+    def name(self, client: int) -> str:
+        """What client number ``client`` is called."""
+        return self.names[client] if self.names else str(client)
+
+    def validation(self, sample: int | None = None) -> Validation | None:
+        """The held-out clients, if there are any."""
+        if self.held_out is None:
+            return None
         return Validation(self.objective, self.held_out, self.classes, sample)
 
     def fairness(self, models: Tensor) -> dict[str, Fairness]:
         """How the groups among the held-out clients fare, each client using the model that fits it best."""
-        if not self.federation.groups:
+        if not self.federation.groups or self.held_out is None:
             return {}
         cohort = self.held_out.cohort(np.arange(len(self.held_out)))
         outputs, targets = choose(self.objective, models, cohort, best(self.objective, models, cohort))

@@ -5,46 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sordina import randomness
 from sordina.clipping.names import NAMES as CLIPPINGS
 from sordina.clipping.names import named as clipping_named
-from sordina.errors import BudgetRefused, InvalidInput, Unsupported
-from sordina.federated import aggregation, compression, methods
-from sordina.federated.clients.records import ClippedGradient
-from sordina.federated.clients.work import ClientWork, LocalSteps
-from sordina.federated.compression import Compressed
+from sordina.errors import InvalidInput, Unsupported
+from sordina.federated import methods
+from sordina.federated.clients.work import LocalSteps
 from sordina.federated.data import load
-from sordina.federated.engines.engine import Postal
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.stormy import Stormy
-from sordina.federated.objective import Objective
-from sordina.federated.privacy.account import exact
-from sordina.federated.privacy.central import Central, layers_of
-from sordina.federated.privacy.local import Local, RecordNoise
-from sordina.federated.privacy.metric import Metric, radius_of
-from sordina.federated.privacy.nothing import Nothing
-from sordina.federated.privacy.placement import BY_SAMPLES, UNIFORM, Placement
+from sordina.federated.methods import FederatedAlgorithm
+from sordina.federated.privacy.central import CentralDP
+from sordina.federated.privacy.local import LocalDP
+from sordina.federated.privacy.metric import MetricDP, PublicRadius, radius_of
+from sordina.federated.privacy.nothing import NoPrivacy
+from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
+from sordina.federated.privacy.records import RecordDP
 from sordina.federated.problem import Problem
-from sordina.federated.run import Keeper, Method, Result, Seen, federate
-from sordina.federated.selection import InTurn, Sampled, Selection
+from sordina.federated.run import Seen
+from sordina.federated.setup import ENGINES, FederatedSetup, Finished, SetupKeeper, conduct
 from sordina.federated.stopping import Patience
 from sordina.federated.strategies.steady_pfl import spread
 from sordina.federated.weather import Weather, hostile_of
-from sordina.sampling import FixedSize, Poisson, Sampler
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit, check_positive, check_seed
+from sordina.types import Budget, check_positive, check_seed
 
 _STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
 """The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
 PRIVACY = ("none", "metric", "central", "local", "record")
-ENGINES = ("in-process", "flower")
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,6 @@ class Habits:
     """A public number near the records of a client, to divide record-level sums by (UCI prints Adult's 32 561)."""
 
 
-MOST_HYPOTHESES = 10_000
 HABITS = {
     "synthetic": Habits(200, 7, 0.1, 10, patience=6, steady_rate=5.0),
     "synthetic-fairness": Habits(200, 50, 0.1, 10, patience=6, steady_rate=5.0),
@@ -118,6 +107,8 @@ class Recipe:
     """The step with which clients of per-fedavg adapt; None: the local rate."""
     prune: float = 0.5
     """The share of weights that clients of sub-fedavg end up without."""
+    records: int | None = None
+    """A public number near the records of a client, for record-level privacy; None: the habit."""
 
     def __post_init__(self) -> None:
         if self.data not in HABITS:
@@ -130,10 +121,12 @@ class Recipe:
             raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(CLIPPINGS)}.")
         if self.engine not in ENGINES:
             raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
-        if not 1 <= self.hypotheses <= MOST_HYPOTHESES:
-            raise InvalidInput(f"at least one hypothesis, at most {MOST_HYPOTHESES}, got {self.hypotheses}.")
-        if self.placed == "record" and self.strategy != "fedsgd":
-            raise InvalidInput("record-level noise needs the clipped gradients of fedsgd: use --strategy fedsgd.")
+        if self.records is not None and self.records < 1:
+            raise InvalidInput(f"records must be at least 1, got {self.records}.")
+        if not 1 <= self.hypotheses <= methods.MOST_MODELS:
+            raise InvalidInput(f"at least one hypothesis, at most {methods.MOST_MODELS}, got {self.hypotheses}.")
+        if self.placed == "record" and self.strategy not in ("fedsgd", "fedavg", "fedprox"):
+            raise InvalidInput(f"record-level privacy goes with fedsgd, fedavg or fedprox, not {self.strategy}.")
         if self.compress.startswith("top") and self.strategy.startswith("metric-pfl"):
             raise Unsupported(
                 "metric PFL's clients send whole models, of which top-k would keep a few weights: use 8bit."
@@ -182,31 +175,75 @@ class Recipe:
         """How many models are trained."""
         return self.hypotheses if self.strategy in methods.PERSONAL else 1
 
-    def settled(self, clients: int) -> Settled:
-        """The recipe with the data's habits filled in."""
+    def setup(self, clients: int) -> FederatedSetup:
+        """The choices of this recipe among ``clients`` clients, with the data's habits filled in.
+
+        Args:
+            clients: How many there are.
+        """
         habits = HABITS[self.data]
         if self.clients_per_round is not None and self.clients_per_round > clients:
             raise InvalidInput(f"clients per round must lie in [1, {clients}], got {self.clients_per_round}.")
-        if absent := [client for client in self.weather.hostile if client >= clients]:
-            raise InvalidInput(f"client {absent[0]} cannot misbehave: the clients are 0 to {clients - 1}.")
         per_round = min(self.clients_per_round or habits.clients_per_round, clients)
-        steps = LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
         steady = self.strategy == "metric-pfl-steady"
         patience = self.patience if self.patience is not None else habits.patience
         window = self.window or (_STEADY_WINDOW if steady else 1)
         if steady and self.patience is None:
             patience = _STEADY_PATIENCE
-        rate = self.server_rate or (habits.steady_rate if steady else 1.0)
-        return Settled(
-            self.rounds or habits.rounds,
-            per_round,
-            clients,
-            steps,
-            rate,
+        return FederatedSetup(
+            self.algorithm(),
+            self.placing(),
+            FederationFacts(self.rounds or habits.rounds, clients, per_round, self.seed),
             Patience(patience, window) if patience else None,
             habits.every,
             habits.sample,
+            self.engine,
+            self.aggregate,
+            self.compress,
+            self.weather,
         )
+
+    @property
+    def local_steps(self) -> LocalSteps:
+        """A client's steps."""
+        habits = HABITS[self.data]
+        return LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
+
+    def algorithm(self) -> FederatedAlgorithm:
+        """The algorithm this recipe names, with its options."""
+        habits, steps = HABITS[self.data], self.local_steps
+        steady = self.strategy == "metric-pfl-steady"
+        options: dict[str, Any] = {
+            "learning_rate": steps.rate,
+            "batch_size": steps.batch,
+            "local_epochs": self.epochs,
+            "server_learning_rate": self.server_rate or (habits.steady_rate if steady else 1.0),
+            "models": self.hypotheses,
+            "mu": self.mu,
+            "alpha": self.mu,
+            "weight": self.mu,
+            "inner_learning_rate": self.inner_rate,
+            "prune": self.prune,
+        }
+        if self.strategy == "fedsgd":
+            options["learning_rate"] *= self.server_rate or 1.0
+        return methods.named(self.strategy, options)
+
+    def placing(self) -> FederatedPrivacy:
+        """The privacy this recipe names, with its options."""
+        budget = Budget(self.epsilon, self.delta)
+        if self.placed == "metric":
+            radius = radius_of(self.radius)
+            shown = radius.value if isinstance(radius, PublicRadius) else self.radius
+            return MetricDP(self.noise, shown, self.leakage_limit)
+        if self.placed == "central":
+            policy = clipping_named(self.clipping, None if self.clipping == "automatic" else self.threshold)
+            return CentralDP(budget, policy)
+        if self.placed == "local":
+            return LocalDP(budget, self.threshold)
+        if self.placed == "record":
+            return RecordDP(budget, self.threshold, self.records or HABITS[self.data].records)
+        return NoPrivacy()
 
     def problem(self, rng: np.random.Generator) -> Problem:
         """The data, by ``data_seed`` if there is one; else they are the first that ``rng`` draws."""
@@ -218,50 +255,12 @@ class Recipe:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Settled:
-    """The numbers of a run, none left open."""
-
-    rounds: int
-    per_round: int
-    clients: int
-    steps: LocalSteps
-    server_rate: float
-    patience: Patience | None
-    every: int
-    sample: int | None
-
-    @property
-    def participations(self) -> int:
-        """The most a client takes part when everybody takes turns."""
-        return math.ceil(self.rounds / (self.clients // self.per_round))
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run that ended, with what it was run on."""
-
-    recipe: Recipe
-    settled: Settled
-    problem: Problem
-    result: Result
-    releasable: bool
-
-
-class RecipeKeeper(Keeper, Protocol):
-    """A keeper that is told, before the first round, what the plan will cost."""
-
-    def begin(self, method: Method, recipe: Recipe, rounds: int, size: int, rng: np.random.Generator) -> None:
-        """Reserve it."""
-        ...
-
-
 def run(
     recipe: Recipe,
     observe: Callable[[Seen], None] | None = None,
     problem: Problem | None = None,
     *,
-    keeper: RecipeKeeper | None = None,
+    keeper: SetupKeeper | None = None,
 ) -> Finished:
     """Load the data (unless a ``problem`` is given), put the parts together, and federate.
 
@@ -276,47 +275,9 @@ def run(
         if recipe.seed is None and recipe.data_seed is None:
             recipe = replace(recipe, data_seed=int(rng.integers(2**63 - 1)))
         problem = recipe.problem(rng)
-    settled = recipe.settled(len(problem.train))
-    method, limit = assemble(recipe, settled, problem.objective)
-    models, validation = initial(recipe, problem, rng), problem.validation(settled.sample)
-    check_limit(method, models, limit)
-    if keeper is not None:
-        size = method.work.width(method.strategy.configure(method.strategy.init(models)))
-        keeper.begin(method, recipe, settled.rounds, size, rng)
-
-    def go(engine: Postal) -> Result:
-        return federate(
-            method,
-            engine if recipe.weather.calm else Stormy(engine, recipe.weather),
-            models,
-            clients=settled.clients,
-            rounds=settled.rounds,
-            rng=rng,
-            validation=validation,
-            every=settled.every,
-            patience=settled.patience,
-            observe=observe,
-            keeper=keeper,
-        )
-
-    if recipe.engine == "flower":
-        from sordina.federated.engines.simulation import simulated
-
-        result = simulated(go, problem.train, limit=limit, seed=recipe.seed)
-    else:
-        result = go(InProcess(problem.train, limit=limit))
-    return Finished(recipe, settled, problem, result, randomness.releasable(rng))
-
-
-def check_limit(method: Method, models: Tensor, limit: Fraction | None) -> None:
-    """Refuse a run in which no client could take part even once."""
-    strategy = method.strategy
-    cost = method.placement.cost(method.work.width(strategy.configure(strategy.init(models))))
-    if limit is not None and cost > limit:
-        raise BudgetRefused(
-            f"one participation leaks {float(cost):.6g}, more than the limit of {float(limit):.6g}: nobody could take "
-            "part. Raise the limit or the noise multiplier."
-        )
+    setup = recipe.setup(len(problem.train))
+    models = initial(recipe, problem, rng)
+    return conduct(setup, problem, models, recipe.to_dict(), rng, observe=observe, keeper=keeper)
 
 
 def initial(recipe: Recipe, problem: Problem, rng: np.random.Generator) -> Tensor:
@@ -325,70 +286,3 @@ def initial(recipe: Recipe, problem: Problem, rng: np.random.Generator) -> Tenso
     if recipe.strategy == "metric-pfl-steady" and problem.federation.model == "linear":
         return spread(recipe.models, problem.objective.size, 3.0, rng).to(models)
     return models
-
-
-def assemble(recipe: Recipe, settled: Settled, objective: Objective) -> tuple[Method, Fraction | None]:
-    """The method and the limit each client sets for its own account."""
-    nu = recipe.noise if recipe.placed == "metric" else 0.0
-    options = methods.Options(
-        settled.steps,
-        settled.server_rate,
-        share=settled.per_round / settled.clients,
-        mu=recipe.mu,
-        nu=nu,
-        seed=recipe.seed or 0,
-        models=recipe.models,
-        clients=settled.clients,
-        inner_rate=recipe.inner_rate,
-        prune=recipe.prune,
-    )
-    strategy, work = methods.named(recipe.strategy, objective, options)
-    if recipe.placed == "record":
-        work = _clipped(recipe, objective)
-    robust, codec = aggregation.named(recipe.aggregate), compression.named(recipe.compress)
-    vectors = strategy.needs_vectors or robust is not None or codec is not None
-    placement, selection, limit = _place(recipe, settled, objective, vectors)
-    if codec is not None:
-        blank = torch.zeros(recipe.models, objective.size)
-        placement = Compressed(placement, codec, work.width(strategy.configure(strategy.init(blank))))
-    return Method(strategy, work, placement, selection, robust), limit
-
-
-def _clipped(recipe: Recipe, objective: Objective) -> ClientWork:
-    """Per-record clipping, divided by a public number: dividing by the true counts would tell them."""
-    records = HABITS[recipe.data].records
-    if records is None:
-        raise InvalidInput(f"record-level privacy needs a public number of records per client; {recipe.data} has none.")
-    return ClippedGradient(objective, recipe.threshold, divisor=float(records))
-
-
-def _place(
-    recipe: Recipe, settled: Settled, objective: Objective, vectors: bool
-) -> tuple[Placement, Selection, Fraction | None]:
-    budget = Budget(recipe.epsilon, recipe.delta)
-    in_turn = InTurn(settled.per_round, recipe.seed or 0)
-    uniform = Sampled(FixedSize(settled.per_round, settled.clients))
-    if recipe.placed == "metric":
-        limit = None if recipe.leakage_limit is None else exact(check_positive("leakage limit", recipe.leakage_limit))
-        selection: Selection = in_turn if recipe.strategy == "metric-pfl-steady" else uniform
-        return Metric(recipe.noise, radius_of(recipe.radius)), selection, limit
-    if recipe.placed == "central":
-        sampler = _sampler(recipe, settled)
-        plan = make_plan(budget, sampler, settled.rounds, unit=Unit.USER)
-        layers = layers_of(objective.names, objective.lengths)
-        policy = clipping_named(recipe.clipping, None if recipe.clipping == "automatic" else recipe.threshold)
-        return Central(plan, policy, layers=layers), Sampled(sampler), None
-    if recipe.placed == "local":
-        local = Local.within(budget, recipe.threshold, settled.participations)
-        return local, in_turn, Fraction(local.participations)
-    if recipe.placed == "record":
-        record = RecordNoise.within(budget, settled.participations)
-        return record, in_turn, Fraction(record.participations)
-    return Nothing(UNIFORM if vectors else BY_SAMPLES, gather=vectors), uniform, None
-
-
-def _sampler(recipe: Recipe, settled: Settled) -> Sampler:
-    """Sector clipping lives in the bounded model; everything else under add/remove."""
-    if recipe.clipping == "sector":
-        return FixedSize(settled.per_round, settled.clients)
-    return Poisson(settled.per_round, settled.clients)

@@ -13,15 +13,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.accounting import to_dict
-from sordina.federated.privacy.placement import Statement
-from sordina.federated.recipe import Finished
+from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.placement import Facts, Statement
 from sordina.federated.run import Seen
+from sordina.federated.setup import Finished
 from sordina.run_folder import METRICS, MODELS, RECIPE, RESULT, RunFolder
 from sordina.training.run import versions
 from sordina.types import delta_warning
 
 _SMALL = 32
 """Models of at most so many parameters are told in full."""
+
+
+@dataclass(frozen=True)
+class ClientStatement:
+    """One client's own account of a run.
+
+    Args:
+        participations: How often it took part.
+        leakage: What it has leaked, where leakage adds up (metric privacy).
+        epsilon: What its participations cost, where they have an epsilon.
+        delta: Of ``epsilon``.
+    """
+
+    participations: int
+    leakage: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
 
 
 @dataclass
@@ -68,11 +86,11 @@ def summary(finished: Finished) -> dict[str, Any]:
     scores = [one.score for one in result.history if one.score is not None]
     best = min(scores, key=lambda score: score.loss) if scores else None
     facts: dict[str, Any] = {
-        "data": finished.recipe.data,
+        "data": finished.description["data"],
         "source": problem.federation.source,
-        "strategy": finished.recipe.strategy,
-        "privacy": finished.recipe.placed,
-        "clients": finished.settled.clients,
+        "strategy": finished.setup.algorithm.name,
+        "privacy": finished.setup.privacy.name,
+        "clients": finished.setup.facts.clients,
         "parameters": problem.objective.size,
         "rounds": len(result.history),
     }
@@ -82,10 +100,36 @@ def summary(finished: Finished) -> dict[str, Any]:
             facts["validation_accuracy"] = best.accuracy
     facts["hypotheses"] = result.best.tolist() if problem.objective.size <= _SMALL else len(result.best)
     facts |= guarantee(finished)
+    if accounts := client_statements(finished):
+        facts["accounts"] = {name: asdict(one) for name, one in accounts.items()}
     fair = problem.fairness(result.best)
     if fair:
         facts["fairness"] = {name: asdict(report) for name, report in fair.items()}
     return facts
+
+
+def client_statements(finished: Finished) -> dict[str, ClientStatement]:
+    """Every client's own account, by name; empty where clients keep none.
+
+    Args:
+        finished: The run.
+    """
+    placement, problem, size = finished.method.placement, finished.problem, finished.problem.objective.size
+    if isinstance(placement, Central) or not placement.cost(size):
+        return {}
+    known: dict[int, ClientStatement] = {}
+    found = {}
+    for number, account in enumerate(finished.accounts):
+        times = account.participations
+        if times not in known:
+            cost = float(account.spent) if finished.result.statement.placement == "metric" else None
+            epsilon = delta = None
+            if finished.result.statement.epsilon is not None and times:
+                one = placement.statement(Facts(finished.setup.facts.rounds, size, times))
+                epsilon, delta = one.epsilon, one.delta
+            known[times] = ClientStatement(times, cost, epsilon, delta)
+        found[problem.name(number)] = known[times]
+    return found
 
 
 def guarantee(finished: Finished) -> dict[str, Any]:
@@ -140,11 +184,11 @@ def privacy_facts(statement: Statement, releasable: bool, rounds: int, clients: 
 def privacy_report(finished: Finished) -> dict[str, Any]:
     """privacy.json of a run in process: the guarantee, and what every client has leaked."""
     statement, result = finished.result.statement, finished.result
-    report = privacy_facts(statement, finished.releasable, len(result.history), finished.settled.clients)
+    report = privacy_facts(statement, finished.releasable, len(result.history), finished.setup.facts.clients)
     if statement.placement == "metric":
         report["radius_mode"] = "sound" if statement.sound else "heuristic"
         report["leakage_per_client"] = result.leakage.tolist()
-        report["leakage_limit"] = finished.recipe.leakage_limit
+        report["leakage_limit"] = getattr(finished.setup.privacy, "leakage_limit", None)
     return report
 
 
@@ -156,7 +200,7 @@ def write(finished: Finished, trace: Trace, path: Path) -> dict[str, Any]:
         trace: What was seen of it.
         path: A new folder; one that holds a run already is refused.
     """
-    with RunFolder.begin(path, "federate", {"recipe": finished.recipe.to_dict()}) as folder:
+    with RunFolder.begin(path, "federate", {"recipe": finished.description}) as folder:
         return save(finished, trace, folder)
 
 
@@ -180,7 +224,7 @@ def save(
 
     facts = summary(finished) | dict(more or {})
     folder.write_json(RESULT, facts)
-    folder.write_json(RECIPE, finished.recipe.to_dict())
+    folder.write_json(RECIPE, finished.description)
     folder.write(METRICS, "".join(json.dumps(one) + "\n" for one in trace.lines).encode())
     draw(finished, trace, facts, folder.path)
     best, last = finished.result.best.numpy(), finished.result.models.numpy()

@@ -16,7 +16,7 @@ from sordina.errors import InvalidInput
 from sordina.federated import losses
 from sordina.federated.client_policy import policy_for
 from sordina.federated.objective import of_module
-from sordina.federated.recipe import Recipe, assemble
+from sordina.federated.recipe import Recipe
 
 _PROJECT = """\
 [build-system]
@@ -158,8 +158,7 @@ def write(folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0
         raise InvalidInput(f"{folder} is not empty: name a new folder, nothing is overwritten.")
     if clients < 1 or not deadline > 0:
         raise InvalidInput(f"at least one client and a positive deadline, got {clients} and {deadline:g}.")
-    settled = recipe.settled(clients)
-    assemble(recipe, settled, of_module(nn.Linear(2, 1), losses.mse))
+    recipe.setup(clients).method(of_module(nn.Linear(2, 1), losses.mse))
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
     package = re.sub(r"^(?=\d)", "app_", name.replace("-", "_"))
     if importlib.util.find_spec(package) is not None:
@@ -196,13 +195,13 @@ def _install() -> str:
 
 def _config(recipe: Recipe, clients: int, deadline: float) -> str:
     """The run configuration: every choice of the recipe, so that `flwr run --run-config` may change any."""
-    settled = recipe.settled(clients)
+    setup, steps = recipe.setup(clients), recipe.local_steps
     pairs: dict[str, Any] = {
         "clients": clients, "deadline": float(deadline), "wait": 600.0, "out": "results", "strategy": recipe.strategy,
         "hypotheses": recipe.hypotheses, "privacy": recipe.placed, "noise": recipe.noise, "radius": recipe.radius,
         "leakage-limit": recipe.leakage_limit or 0.0, "epsilon": recipe.epsilon, "delta": recipe.delta,
-        "clipping": recipe.clipping, "threshold": recipe.threshold, "rounds": settled.rounds,
-        "clients-per-round": settled.per_round, "local-rate": settled.steps.rate, "batch": settled.steps.batch,
+        "clipping": recipe.clipping, "threshold": recipe.threshold, "rounds": setup.facts.rounds,
+        "clients-per-round": setup.facts.clients_per_round, "local-rate": steps.rate, "batch": steps.batch,
         "epochs": recipe.epochs, "server-rate": recipe.server_rate or 0.0, "mu": recipe.mu, "seed": -1,
     }  # fmt: skip
     return "\n".join(f"{key} = {_toml(value)}" for key, value in pairs.items())

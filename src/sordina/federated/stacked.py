@@ -2,12 +2,16 @@
 
 Parameters are *parts*: one tensor ``(clients, *shape)`` per parameter of the module. Chains of linear layers and
 pointwise functions become batched matrix products with a backward pass of their own, which adds each gradient to
-where it belongs as it forms it; everything else goes through ``torch.vmap`` and autograd.
+where it belongs as it forms it; everything else goes through ``torch.vmap`` and autograd, or, where a module does what
+``vmap`` cannot, through the module itself, client after client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -31,8 +35,12 @@ class Stacked(Protocol):
         ...
 
 
-def stacked(module: nn.Module) -> Stacked:
-    """The stacked form of ``module``.
+def stacked(module: nn.Module, example: Tensor | None = None) -> Stacked:
+    """The stacked form of ``module``, in which parameters that need no gradient are the same for everybody.
+
+    Args:
+        module: Any module; it is copied.
+        example: Some input rows, of whose values nothing is used: to try whether ``vmap`` can take the module.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> parts = [value.detach().expand(4, *value.shape) for value in net.parameters()]
@@ -40,9 +48,48 @@ def stacked(module: nn.Module) -> Stacked:
     torch.Size([4, 5, 1])
     """
     layers = tuple(module) if isinstance(module, nn.Sequential) else (module,)
-    if all(isinstance(layer, (nn.Linear, nn.Flatten)) or type(layer) in _SLOPES for layer in layers):
+    known = all(isinstance(layer, (nn.Linear, nn.Flatten)) or type(layer) in _SLOPES for layer in layers)
+    if known and all(value.requires_grad for value in module.parameters()):
         return Chain(layers)
-    return Mapped(module)
+    mapped = Mapped(copy.deepcopy(module))
+    if example is None or _can(mapped, example):
+        return mapped
+    return Looped(mapped.module)
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name: those that need a gradient.
+
+    Args:
+        module: Any module.
+    """
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def _can(mapped: Mapped, example: Tensor) -> bool:
+    """Whether ``vmap`` takes the module, tried on made-up rows of two clients."""
+    x = torch.zeros(2, 2, *example.shape[1:], dtype=example.dtype)
+    parts = [value.detach().expand(2, *value.shape) for value in trained_parameters(mapped.module).values()]
+    total = [torch.zeros(part.shape, dtype=part.dtype) for part in parts]
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mapped.accumulate(parts, x, torch.ones_like, total, 1.0)
+    except Exception:
+        return False
+    return True
+
+
+@contextmanager
+def at_rest(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode, and afterwards as it was."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, mode in modes:
+            one.training = mode
 
 
 _SLOPES: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
@@ -105,8 +152,12 @@ class Mapped:
     module: nn.Module
 
     def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        """The module, mapped over clients."""
-        names = [name for name, _ in self.module.named_parameters()]
+        """The module at rest (no dropout), mapped over clients."""
+        with at_rest(self.module):
+            return self._mapped(parts, x)
+
+    def _mapped(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        names = list(trained_parameters(self.module))
 
         def one(own: Sequence[Tensor], rows: Tensor) -> Tensor:
             out: Tensor = torch.func.functional_call(self.module, dict(zip(names, own, strict=True)), (rows,))
@@ -119,6 +170,38 @@ class Mapped:
         """Autograd through the mapped forward pass."""
         leaves = [part.detach().requires_grad_() for part in parts]
         with torch.enable_grad():
-            out = self.forward(leaves, x)
-        gradients = torch.autograd.grad(out, leaves, slope(out.detach()))
-        torch._foreach_add_(into, list(gradients), alpha=factor)
+            out = self._mapped(leaves, x)
+        _add_gradients(out, leaves, slope, into, factor)
+
+
+@dataclass(frozen=True)
+class Looped:
+    """A module that ``vmap`` cannot take (recurrent cells, decisions by value), client after client."""
+
+    module: nn.Module
+
+    def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        """The module at rest."""
+        with at_rest(self.module):
+            return self._looped(parts, x)
+
+    def accumulate(self, parts: Parts, x: Tensor, slope: Slope, into: Parts, factor: float) -> None:
+        """Autograd through all of them."""
+        leaves = [part.detach().requires_grad_() for part in parts]
+        with torch.enable_grad():
+            out = self._looped(leaves, x)
+        _add_gradients(out, leaves, slope, into, factor)
+
+    def _looped(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        names = list(trained_parameters(self.module))
+        each = []
+        for client in range(len(x)):
+            own = {name: part[client] for name, part in zip(names, parts, strict=True)}
+            each.append(torch.func.functional_call(self.module, own, (x[client],)))
+        return torch.stack(each)
+
+
+def _add_gradients(out: Tensor, leaves: Parts, slope: Slope, into: Parts, factor: float) -> None:
+    gradients = torch.autograd.grad(out, leaves, slope(out.detach()), allow_unused=True)
+    found = [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(gradients, leaves, strict=True)]
+    torch._foreach_add_(into, found, alpha=factor)

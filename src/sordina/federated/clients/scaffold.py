@@ -18,7 +18,7 @@ CONTROL = "control"
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class ScaffoldClient:
     """Local steps along ``grad F_k - c_k + c``, then ``c_k+ = c_k - c + (theta - theta_k) / (L rate)``.
 
     The vector is ``[theta_k - theta, rate (c_k+ - c_k)]``: the public factor ``rate`` brings both halves to the scale

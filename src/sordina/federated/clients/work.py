@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,35 @@ class ClientWork(Protocol):
     def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
         """The outcome and the next state. The cohort is sorted by size, largest first."""
         ...
+
+
+@runtime_checkable
+class PrivateWork(Protocol):
+    """Client work that draws noise of its own on the way, so that what it ends in is private already."""
+
+    def run_private(
+        self, sent: Arrays, cohort: Cohort | None, state: Arrays, rng: np.random.Generator
+    ) -> tuple[Outcome, Arrays]:
+        """As `ClientWork.run`; without a cohort, what a client without rows would send."""
+        ...
+
+
+def perform(
+    work: ClientWork, sent: Arrays, cohort: Cohort, state: Arrays, order: Order, rng: np.random.Generator
+) -> tuple[Outcome, Arrays]:
+    """Run ``work``, with the client's own noise if it wants any.
+
+    Args:
+        work: The client's work.
+        sent: What the server sent.
+        cohort: The clients, largest first.
+        state: What they keep between rounds.
+        order: Of their rows.
+        rng: Noise; most work draws none.
+    """
+    if isinstance(work, PrivateWork):
+        return work.run_private(sent, cohort, state, rng)
+    return work.run(sent, cohort, state, order)
 
 
 Correction = Callable[[Parts], Parts]

@@ -37,9 +37,10 @@ from sordina.federated.engines.participation import Desk, alone
 from sordina.federated.engines.records import Instruction
 from sordina.federated.objective import Objective, flat_parameters, of_module
 from sordina.federated.population import Population
-from sordina.federated.recipe import Recipe, assemble, check_limit
+from sordina.federated.recipe import Recipe
 from sordina.federated.record import privacy_facts
 from sordina.federated.run import Method, Result, Seen, federate
+from sordina.federated.setup import check_limit
 from sordina.federated.validation import Validation
 from sordina.run_folder import MODELS, RESULT, RunFolder
 
@@ -95,7 +96,7 @@ def client_app(task: Task) -> ClientApp:
         if sum(value.numel() for value in instruction.sent.values()) > policy.numbers:
             raise BudgetRefused(f"the server sent more numbers than this client's most, {policy.numbers}.")
         objective = _objective(task)
-        method, limit = assemble(recipe, recipe.settled(_clients(config)), objective)
+        method, limit = recipe.setup(_clients(config)).method(objective)
         policy.check_placement(method.placement)
         _check_sent(instruction, method, torch.zeros(recipe.models, objective.size, dtype=_dtype(task)))
         side = ClientSide(method.work, method.placement)
@@ -151,8 +152,8 @@ def server_app(task: Task) -> ServerApp:
 def _serve(task: Task, recipe: Recipe, grid: Grid, config: Mapping[str, Any], folder: RunFolder) -> None:
     """The server's half of a run, from the first model to the last file."""
     clients, objective = _clients(config), _objective(task)
-    settled = recipe.settled(clients)
-    method, limit = assemble(recipe, settled, objective)
+    setup = recipe.setup(clients)
+    method, limit = setup.method(objective)
     rng = randomness.generator(recipe.seed)
     models = _initial(task, recipe.models, rng)
     check_limit(method, models, limit)
@@ -164,10 +165,10 @@ def _serve(task: Task, recipe: Recipe, grid: Grid, config: Mapping[str, Any], fo
         engine,
         models,
         clients=clients,
-        rounds=settled.rounds,
+        rounds=setup.facts.rounds,
         rng=rng,
         validation=Validation(objective, Population.of(held_out)) if held_out else None,
-        patience=settled.patience,
+        patience=setup.patience,
         observe=_say,
     )
     _write(folder, recipe, result, engine, randomness.releasable(rng))

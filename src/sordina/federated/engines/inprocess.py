@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput
+from sordina.federated.clients.work import dtype_of, perform
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.messages import Outcome, Parcel
 from sordina.federated.population import Population
@@ -42,7 +43,7 @@ class InProcess:
         """Let those work whose account allows it; seal and add up what they computed."""
         total = Parcel()
         answered: list[NDArray[np.int64]] = []
-        for kept, outcome, aside in self._outcomes(side, call, clients):
+        for kept, outcome, aside in self._outcomes(side, call, clients, rng):
             total += aside
             if len(kept):
                 total += replace(side.placement.seal(outcome, call.privacy, rng), answered=len(kept))
@@ -55,7 +56,7 @@ class InProcess:
         """The same work, but every client's own parcel, as on a network, and the counts of those that send none."""
         parcels: dict[int, Parcel] = {}
         total = Parcel()
-        for kept, outcome, aside in self._outcomes(side, call, clients):
+        for kept, outcome, aside in self._outcomes(side, call, clients, rng):
             total += aside
             for row, client in enumerate(clients[kept]):
                 single = outcome.keep(torch.tensor([row]))
@@ -63,14 +64,14 @@ class InProcess:
         return parcels, total
 
     def _outcomes(
-        self, side: ClientSide, call: Call, clients: NDArray[np.int64]
+        self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator
     ) -> Iterator[tuple[NDArray[np.int64], Outcome, Parcel]]:
         """Chunk by chunk: the places of clients that will release, already charged, what they computed, and counts."""
         cost = side.placement.cost(side.work.width(call.sent))
         willing = [place for place, client in enumerate(clients) if self.accounts[client].allows(cost)]
         aside = Parcel(withheld=len(clients) - len(willing))
         for places in self._chunks(clients, np.array(willing, dtype=np.int64)):
-            outcome, kept = self._work(side, call, clients[places]), places
+            outcome, kept = self._work(side, call, clients[places], rng), places
             if side.placement.hides_failures:
                 outcome = outcome.steady()
             else:
@@ -88,19 +89,20 @@ class InProcess:
         for first in range(0, len(by_size), self.chunk):
             yield by_size[first : first + self.chunk]
 
-    def _work(self, side: ClientSide, call: Call, ids: NDArray[np.int64]) -> Outcome:
+    def _work(self, side: ClientSide, call: Call, ids: NDArray[np.int64], rng: np.random.Generator) -> Outcome:
         """Run the work and keep the clients' new states, except where the work went wrong."""
         rows = torch.from_numpy(ids)
-        state = {name: self._state(name, size)[rows] for name, size in side.work.state_sizes.items()}
-        outcome, fresh = side.work.run(call.sent, self.population.cohort(ids), state, call.order)
+        kind = dtype_of(call.sent)
+        state = {name: self._state(name, size, kind)[rows] for name, size in side.work.state_sizes.items()}
+        outcome, fresh = perform(side.work, call.sent, self.population.cohort(ids), state, call.order, rng)
         for name, value in fresh.items():
             sound = value.isfinite().all(dim=1)
             self.states[name][rows[sound]] = value[sound]
         return outcome
 
-    def _state(self, name: str, size: int) -> Tensor:
+    def _state(self, name: str, size: int, kind: torch.dtype) -> Tensor:
         if name not in self.states:
-            self.states[name] = torch.zeros(len(self.population), size, dtype=self.population.x.dtype)
+            self.states[name] = torch.zeros(len(self.population), size, dtype=kind)
         return self.states[name]
 
     def _charge(self, ids: NDArray[np.int64], cost: Fraction) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sordina import randomness
 from sordina.errors import BudgetRefused
 from sordina.federated.client_policy import ClientPolicy
-from sordina.federated.clients.work import unmoved
+from sordina.federated.clients.work import PrivateWork, perform, unmoved
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.engines.home import Home, Memory
 from sordina.federated.engines.letters import written
@@ -90,23 +90,28 @@ def answer(desk: Desk, call: Call, run: int, number: int) -> Mapping[str, NDArra
                 LOG.warning("nothing is sent: %s", error)
                 return written(Parcel(withheld=1))
         desk.home.keep(after)
-        outcome, state = _worked(desk, call, memory)
+        noise = _noise(desk.seed, call.order, number)
+        outcome, state = _worked(desk, call, memory, noise)
         parcel = Parcel(rejected=1)
         if placement.hides_failures or bool(outcome.vectors.sum().isfinite()):
-            noise = _noise(desk.seed, call.order, number)
             parcel = replace(placement.seal(outcome.steady(), call.privacy, noise), answered=1)
         reply = written(parcel)
         desk.home.remember(run, Memory(call.order.round, reply, state))
         return reply
 
 
-def _worked(desk: Desk, call: Call, memory: Memory) -> tuple[Outcome, Mapping[str, NDArray[Any]]]:
-    """The client's vector, of the form that every client sends, and what it keeps for the next round."""
+def _worked(
+    desk: Desk, call: Call, memory: Memory, noise: np.random.Generator
+) -> tuple[Outcome, Mapping[str, NDArray[Any]]]:
+    """The client's vector, of the form that every client sends, and what it keeps for the next round.
+
+    A client that cannot compute sends what one without rows would: work that noises its own result noises that too.
+    """
     work = desk.side.work
     still = unmoved(work, call.sent)
     try:
         before = _state(work.state_sizes, memory, still.vectors.dtype)
-        outcome, fresh = work.run(call.sent, desk.rows(), before, call.order)
+        outcome, fresh = perform(work, call.sent, desk.rows(), before, call.order, noise)
         if outcome.vectors.shape != still.vectors.shape:
             raise ValueError(f"the work gave a vector of shape {tuple(outcome.vectors.shape)}")
         outcome = replace(outcome, vectors=outcome.vectors.to(still.vectors.dtype))
@@ -114,6 +119,8 @@ def _worked(desk: Desk, call: Call, memory: Memory) -> tuple[Outcome, Mapping[st
         return outcome, {name: value.numpy() for name, value in kept.items()}
     except Exception:
         LOG.exception("this client could not compute an update; it is not told to anybody else.")
+        if isinstance(work, PrivateWork):
+            return work.run_private(call.sent, None, {}, noise)[0], memory.state
         bad = still if desk.side.placement.hides_failures else replace(still, vectors=still.vectors * torch.nan)
         return bad, memory.state
 

@@ -28,7 +28,7 @@ from sordina.federated.order import Order
 from sordina.federated.partition import iid, take
 from sordina.federated.population import Population
 from sordina.federated.privacy.central import Central
-from sordina.federated.privacy.nothing import Nothing
+from sordina.federated.privacy.nothing import ClearUpdates
 from sordina.federated.privacy.placement import UNIFORM
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import Sampled
@@ -91,7 +91,7 @@ def _update_cosines(
     objective: Objective, model: Tensor, population: Population, steps: LocalSteps, rounds: int
 ) -> list[float]:
     engine = InProcess(population)
-    side = ClientSide(LocalTraining(objective, steps), Nothing(UNIFORM, gather=True))
+    side = ClientSide(LocalTraining(objective, steps), ClearUpdates(UNIFORM, gather=True))
     everyone, rng = np.arange(len(population)), np.random.default_rng(0)
     cosines = []
     for number in range(rounds):

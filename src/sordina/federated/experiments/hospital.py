@@ -11,7 +11,8 @@ import numpy as np
 from sordina import randomness
 from sordina.federated.data import load
 from sordina.federated.problem import Problem
-from sordina.federated.recipe import HABITS, Finished, Recipe, run
+from sordina.federated.recipe import HABITS, Recipe, run
+from sordina.federated.setup import Finished
 
 PARAMETERS = 11
 TRAINING_CLIENTS = 2062

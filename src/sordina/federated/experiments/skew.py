@@ -14,8 +14,8 @@ from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.objective import flat_parameters, of_module
 from sordina.federated.partition import by_label, take
 from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import Nothing
-from sordina.federated.privacy.placement import UNIFORM
+from sordina.federated.privacy.nothing import ClearUpdates
+from sordina.federated.privacy.placement import UNIFORM, FederationFacts
 from sordina.federated.run import Method, federate
 from sordina.federated.selection import Sampled
 from sordina.federated.validation import Validation
@@ -51,9 +51,11 @@ def compare(
             if model == "logistic":
                 people, test = (Population(p.x.flatten(1), p.y, p.sizes) for p in (people, test))
             objective = of_module(module, losses.cross_entropy)
-            strategy, work = methods.named(name, objective, methods.Options(local, share=per_round / clients))
+            common = {"learning_rate": local.rate, "batch_size": local.batch, "local_epochs": local.epochs}
+            facts = FederationFacts(rounds, clients, per_round)
+            strategy, work = methods.named(name, common).parts(objective, facts)
             result = federate(
-                Method(strategy, work, Nothing(UNIFORM), Sampled(FixedSize(per_round, clients))),
+                Method(strategy, work, ClearUpdates(UNIFORM), Sampled(FixedSize(per_round, clients))),
                 InProcess(people),
                 flat_parameters(module)[None],
                 clients=clients,

@@ -12,7 +12,8 @@ from sordina import randomness
 from sordina.federated import record
 from sordina.federated.data import load
 from sordina.federated.problem import Problem, distance_to_optima
-from sordina.federated.recipe import Finished, Recipe, run
+from sordina.federated.recipe import Recipe, run
+from sordina.federated.setup import Finished
 
 PARAMETERS = 2
 CLOSE = 0.5

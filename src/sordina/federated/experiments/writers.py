@@ -10,7 +10,8 @@ import numpy as np
 from sordina import randomness
 from sordina.federated.data import load
 from sordina.federated.problem import Problem
-from sordina.federated.recipe import Finished, Recipe, run
+from sordina.federated.recipe import Recipe, run
+from sordina.federated.setup import Finished
 
 LOSSES: dict[str, dict[str, Any]] = {
     "cross entropy": {"loss": "cross-entropy"},

@@ -25,8 +25,8 @@ from sordina.federated.objective import Objective, of_module
 from sordina.federated.order import Order
 from sordina.federated.partition import Shard, by_key, by_label, shift_concept, take
 from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import Nothing
-from sordina.federated.privacy.placement import UNIFORM, Placement
+from sordina.federated.privacy.nothing import ClearUpdates
+from sordina.federated.privacy.placement import UNIFORM, FederationFacts, Placement
 from sordina.federated.run import Method, Result, federate
 from sordina.federated.selection import Sampled
 from sordina.federated.weather import Weather
@@ -34,14 +34,14 @@ from sordina.models import build
 from sordina.sampling import FixedSize
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "fsvrg": {"steps": LocalSteps(2.0, 20)},
-    "feddyn": {"mu": 0.1},
-    "mean-regularised": {"mu": 0.1},
-    "graph-regularised": {"mu": 0.5},
-    "per-fedavg": {"inner_rate": 0.1},
+    "fsvrg": {"learning_rate": 2.0, "batch_size": 20, "local_epochs": 1},
+    "feddyn": {"alpha": 0.1},
+    "mean-regularised": {"weight": 0.1},
+    "graph-regularised": {"weight": 0.5},
+    "per-fedavg": {"inner_learning_rate": 0.1},
     "sub-fedavg": {"prune": 0.5},
     "fedem": {"models": 2},
-    "ifca": {"models": 2, "server_rate": 2.0},
+    "ifca": {"models": 2, "server_learning_rate": 2.0},
     "metric-pfl": {"models": 2},
 }
 """What each method is given beside the common local steps."""
@@ -107,17 +107,17 @@ def trial(
     placement: Placement | None = None,
 ) -> tuple[Result, dict[str, Any]]:
     """One run of one strategy: how often its clients are right on rows they kept back, and the bytes it took."""
-    given = {"steps": steps, **SETTINGS.get(name, {})}
     count = len(place.train)
-    options = methods.Options(**given, share=per_round / count, clients=count)
-    strategy, work = methods.named(name, place.objective, options)
+    common = {"learning_rate": steps.rate, "batch_size": steps.batch, "local_epochs": steps.epochs}
+    algorithm = methods.named(name, common | SETTINGS.get(name, {}))
+    strategy, work = algorithm.parts(place.objective, FederationFacts(rounds, count, per_round))
     inside = InProcess(place.train)
     engine: Engine = inside if weather is None else Stormy(inside, weather)
-    models = torch.stack([first(place, seed + 1000 * one) for one in range(given.get("models", 1))])
+    models = torch.stack([first(place, seed + 1000 * one) for one in range(algorithm.count)])
     method = Method(
         strategy,
         work,
-        placement or Nothing(UNIFORM, gather=strategy.needs_vectors),
+        placement or ClearUpdates(UNIFORM, gather=strategy.needs_vectors),
         Sampled(FixedSize(per_round, count)),
     )
     result = federate(method, engine, models, clients=count, rounds=rounds, rng=np.random.default_rng(seed))

@@ -7,27 +7,58 @@ public state of the policy; the sum is all the server's half looks at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sordina.accounting import Event, Gaussian, Repeated, accountant
-from sordina.clipping import PerLayer, Policy
+from sordina.clipping import Fixed, PerLayer, Policy, Sector
 from sordina.clipping.per_layer import arrange
 from sordina.clipping.policy import spread
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import UNIFORM, Facts, Statement, Weights
+from sordina.federated.privacy.placement import UNIFORM, Facts, FederationFacts, Placed, Statement, Weights
 from sordina.federated.selection import Sampled, Selection
 from sordina.gradients.explicit import MatrixTape
+from sordina.sampling import FixedSize, Poisson, Sampler
 from sordina.training.noise import release
-from sordina.training.plan import Plan
-from sordina.types import Adjacency, Unit, format_up
+from sordina.training.plan import Plan, make_plan
+from sordina.types import Adjacency, Budget, Unit, format_up
+
+if TYPE_CHECKING:
+    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.objective import Objective
+
+
+@dataclass(frozen=True)
+class CentralDP:
+    """(epsilon, delta) for every client with all its rows, trusting the server, which adds the noise to a sum.
+
+    Args:
+        budget: What the whole run may spend.
+        clipping: How clients clip their updates; any policy of `sordina.clipping`, one for all layers or `PerLayer`.
+        accountant: One of `sordina.accounting.NAMES`.
+    """
+
+    budget: Budget
+    clipping: Policy[Any] | PerLayer = field(default_factory=Fixed)
+    accountant: str = "pld"
+    name: ClassVar[str] = "central"
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """See `FederatedPrivacy`."""
+        policy = self.clipping.policy if isinstance(self.clipping, PerLayer) else self.clipping
+        sampler: Sampler = Poisson(facts.clients_per_round, facts.clients)
+        if isinstance(policy, Sector):  # it lives in the bounded model only
+            sampler = FixedSize(facts.clients_per_round, facts.clients)
+        plan = make_plan(self.budget, sampler, facts.rounds, unit=Unit.USER, accountant=self.accountant)
+        layers = layers_of(objective.names, objective.lengths)
+        return Placed(work, Central(plan, self.clipping, layers=layers), Sampled(sampler))
 
 
 @dataclass(frozen=True)

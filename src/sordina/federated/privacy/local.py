@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -14,10 +15,34 @@ from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, Statement
-from sordina.federated.selection import Selection
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
+from sordina.federated.selection import InTurn, Selection
 from sordina.training.noise import add_noise
 from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
+
+if TYPE_CHECKING:
+    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.objective import Objective
+
+
+@dataclass(frozen=True)
+class LocalDP:
+    """(epsilon, delta) for every client with all its rows, against everybody: each noises what it sends.
+
+    Args:
+        budget: What a client's participations may spend together.
+        threshold: The norm to which a client clips its update.
+    """
+
+    budget: Budget
+    threshold: float = 1.0
+    name: ClassVar[str] = "local"
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """See `FederatedPrivacy`."""
+        placement = Local.within(self.budget, self.threshold, facts.participations)
+        in_turn = InTurn(facts.clients_per_round, facts.seed or 0)
+        return Placed(work, placement, in_turn, Fraction(placement.participations))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -22,10 +22,15 @@ from sordina.errors import InvalidInput
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, Statement
-from sordina.federated.selection import Selection
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
+from sordina.federated.selection import InTurn, Sampled, Selection
 from sordina.mechanisms.metric_laplace import MetricLaplace
+from sordina.sampling import FixedSize
 from sordina.types import Unit, check_positive, format_up
+
+if TYPE_CHECKING:
+    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,41 @@ def radius_of(text: str) -> Radius:
     except ValueError:
         pass
     raise InvalidInput(f"radius must be 'update' or 'public:R' with R > 0, got {text!r}.")
+
+
+@dataclass(frozen=True)
+class MetricDP:
+    """Each client sanitises what it sends; models within a radius of each other are hard to tell apart.
+
+    Args:
+        noise_multiplier: nu; each participation of a model of n numbers leaks ``n / nu``.
+        radius: A public number (sound), or ``"update"`` for the paper's heuristic, which proves nothing.
+        leakage_limit: What no client leaks more than, over the run; one that would withholds its update.
+    """
+
+    noise_multiplier: float = 5.0
+    radius: float | str = 1.0
+    leakage_limit: float | None = None
+    name: ClassVar[str] = "metric"
+
+    def __post_init__(self) -> None:
+        check_positive("noise multiplier nu", self.noise_multiplier)
+        if self.leakage_limit is not None:
+            check_positive("leakage limit", self.leakage_limit)
+        self.rule  # noqa: B018 - refuses a radius that is none
+
+    @property
+    def rule(self) -> Radius:
+        """The radius as the mechanism takes it."""
+        return radius_of(self.radius) if isinstance(self.radius, str) else PublicRadius(float(self.radius))
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """See `FederatedPrivacy`."""
+        limit = None if self.leakage_limit is None else exact(self.leakage_limit)
+        selection: Selection = Sampled(FixedSize(facts.clients_per_round, facts.clients))
+        if facts.takes_turns:
+            selection = InTurn(facts.clients_per_round, facts.seed or 0)
+        return Placed(work, Metric(self.noise_multiplier, self.rule), selection, limit)
 
 
 @dataclass(frozen=True)

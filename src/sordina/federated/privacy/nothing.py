@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import BY_SAMPLES, Facts, Statement, Weights
-from sordina.federated.selection import Selection
+from sordina.federated.privacy.placement import BY_SAMPLES, UNIFORM, Facts, FederationFacts, Placed, Statement, Weights
+from sordina.federated.selection import Sampled, Selection
+from sordina.sampling import FixedSize
+
+if TYPE_CHECKING:
+    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.objective import Objective
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoPrivacy:
+    """Updates in the clear, clients weighted by their sample counts where the algorithm allows it."""
+
+    name: ClassVar[str] = "none"
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """See `FederatedPrivacy`."""
+        vectors = facts.needs_vectors
+        placement = ClearUpdates(UNIFORM if vectors else BY_SAMPLES, gather=vectors)
+        return Placed(work, placement, Sampled(FixedSize(facts.clients_per_round, facts.clients)))
+
+
+@dataclass(frozen=True)
+class ClearUpdates:
     """``sum_k w_k v_k / sum_k w_k`` over the clients that answered; with ``gather`` the vectors themselves too."""
 
     weights: Weights = BY_SAMPLES

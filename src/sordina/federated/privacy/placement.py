@@ -1,10 +1,16 @@
-"""The seam of privacy: one object with a half that runs at the client and a half that runs at the server."""
+"""The seam of privacy: one object with a half that runs at the client and a half that runs at the server.
+
+A person states a `FederatedPrivacy` (`CentralDP`, `LocalDP`, `RecordDP`, `MetricDP`, `NoPrivacy`); its `place` makes
+the `Placement` of a run, calibrated to the run's public facts. Another kind of privacy is another class with `name` and
+`place`: nothing else knows which kinds there are.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +20,10 @@ from sordina.federated.messages import Outcome, Parcel, Release
 from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.selection import Selection
 from sordina.types import Adjacency, Unit, delta_warning
+
+if TYPE_CHECKING:
+    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.objective import Objective
 
 
 class Placement(Protocol):
@@ -55,6 +65,70 @@ class Placement(Protocol):
 
     def statement(self, facts: Facts) -> Statement:
         """The guarantee of a run, in words and numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class FederationFacts:
+    """What is public about a run before it begins.
+
+    Args:
+        rounds: The most rounds.
+        clients: How many clients there are.
+        clients_per_round: How many of them take part in a round; on average, where each is drawn by a coin of its own.
+        seed: Of a repeatable run, which must not be released.
+        needs_vectors: Whether the server reads the clients' vectors one by one, so that a sum is not enough.
+        takes_turns: Whether the algorithm wants everybody once before anybody twice.
+        noise_multiplier: Of the clients' messages under metric privacy, for servers that make use of it.
+    """
+
+    rounds: int
+    clients: int
+    clients_per_round: int
+    seed: int | None = None
+    needs_vectors: bool = False
+    takes_turns: bool = False
+    noise_multiplier: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of clients in a round."""
+        return self.clients_per_round / self.clients
+
+    @property
+    def participations(self) -> int:
+        """The most a client takes part when everybody takes turns."""
+        return math.ceil(self.rounds / (self.clients // self.clients_per_round))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A run's privacy, ready: what clients compute, what is done to it where, who takes part, and how often."""
+
+    work: ClientWork
+    placement: Placement
+    selection: Selection
+    limit: Fraction | None = None
+    """The limit every client sets for its own account, in the placement's costs."""
+
+
+@runtime_checkable
+class FederatedPrivacy(Protocol):
+    """How a run is to be private, as a person states it."""
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        ...
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """The privacy of a run.
+
+        Args:
+            objective: Model and loss.
+            work: What the algorithm's clients compute; most kinds of privacy leave it as it is.
+            facts: What is public about the run.
+        """
         ...
 
 
@@ -102,6 +176,9 @@ class Statement:
     event: Event | None = None
     """What was spent, for a ledger; ``epsilon`` is computed from it."""
     adjacency: Adjacency | None = None
+
+    def __str__(self) -> str:
+        return self.words
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sordina.types import check_positive
 
 
 @dataclass(frozen=True)
-class Ifca:
+class IfcaServer:
     """``theta_j <- theta_j + (rate / m) sum over the clients that chose j``, with m *all* clients of the round.
 
     Dividing by m, as the paper does, and not by the number that chose j, keeps that number out of the release.

@@ -13,7 +13,7 @@ from sordina.federated.strategies.kmeans import kmeans
 
 
 @dataclass(frozen=True)
-class MetricPfl:
+class MetricPflServer:
     """k-means on the sanitised models, started at the current hypotheses; each hypothesis becomes its cluster's mean.
 
     The server learns neither which hypothesis a client chose nor how many samples it has: it guesses the first from

@@ -67,7 +67,7 @@ class SteadyState:
 
 
 @dataclass(frozen=True)
-class SteadyPfl:
+class SteadyPflServer:
     """Soft assignment, shrunken steps, re-seeding and averaging over rounds.
 
     ``nu`` is the clients' public noise multiplier. ``rate`` is the server's step: a client's local steps go only part

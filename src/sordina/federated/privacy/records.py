@@ -1,0 +1,154 @@
+"""Privacy per record across clients: what every single patient is promised, by each hospital, against everybody."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from sordina.accounting import Event, Gaussian, Repeated, accountant, noise_multiplier
+from sordina.errors import InvalidInput, Unsupported
+from sordina.federated.clients.gradient import LocalGradient
+from sordina.federated.clients.private_training import PrivateLocalTraining
+from sordina.federated.clients.records import ClippedGradient
+from sordina.federated.clients.training import LocalTraining
+from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.privacy.leakage import Leakage
+from sordina.federated.privacy.local import RecordNoise
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
+from sordina.federated.selection import InTurn, Selection
+from sordina.sampling import Poisson
+from sordina.types import Adjacency, Budget, Unit, check_positive, format_up
+
+if TYPE_CHECKING:
+    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.objective import Objective
+
+
+@dataclass(frozen=True)
+class RecordDP:
+    """(epsilon, delta) for every record of every client, against everybody outside that client, the server included.
+
+    Under FedAvg and FedProx each client runs DP-SGD on its own records; under FedSGD it noises one gradient, clipped
+    record by record.
+
+    Args:
+        budget: What a client's participations may cost one of its records, together.
+        threshold: The norm to which a record's gradient is clipped.
+        records: A public number near the records of a client. With it the sampling rate ``batch size / records`` and
+            all divisors are public; a client may have more or fewer, which changes its accuracy and not the guarantee.
+    """
+
+    budget: Budget
+    threshold: float = 1.0
+    records: int | None = None
+    name: ClassVar[str] = "record"
+
+    def __post_init__(self) -> None:
+        check_positive("clipping threshold per record", self.threshold)
+        if self.records is not None and self.records < 1:
+            raise InvalidInput(f"the public number of records per client must be at least 1, got {self.records}.")
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """See `FederatedPrivacy`."""
+        if self.records is None:
+            raise InvalidInput(
+                "record-level privacy needs a public number of records per client, to draw and divide by: say "
+                "RecordDP(budget, records=...), --records on the command line. A round number near the truth will do."
+            )
+        in_turn = InTurn(facts.clients_per_round, facts.seed or 0)
+        limit = Fraction(facts.participations)
+        if isinstance(work, LocalGradient):
+            clipped = ClippedGradient(objective, self.threshold, divisor=float(self.records))
+            return Placed(clipped, RecordNoise.within(self.budget, facts.participations), in_turn, limit)
+        if not isinstance(work, LocalTraining):
+            raise Unsupported(
+                f"record-level privacy goes with FedSGD, FedAvg and FedProx; {type(work).__name__} reads records in "
+                "ways that have no private form here."
+            )
+        local = work.steps
+        sampler = Poisson(min(local.batch, self.records), self.records)
+        steps = local.steps or math.ceil(local.epochs / sampler.rate)
+        placement = PrivateUpdates.within(self.budget, sampler, steps, facts.participations)
+        trained = PrivateLocalTraining(
+            objective, local, sampler, steps, self.threshold, placement.noise_multiplier, work.mu
+        )
+        return Placed(trained, placement, in_turn, limit)
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """Updates that the client's own work made private: nothing is added to them, every participation is counted.
+
+    Clients hold disjoint records, so the guarantee of one is the guarantee of all (parallel composition). The noise is
+    calibrated to ``participations`` of one client, and its account allows no more.
+    """
+
+    sampler: Poisson
+    steps: int
+    noise_multiplier: float
+    delta: float
+    participations: int
+    vectors_released: bool = True
+    hides_failures: bool = True
+
+    @classmethod
+    def within(cls, budget: Budget, sampler: Poisson, steps: int, participations: int) -> PrivateUpdates:
+        """The least noise with which ``participations`` of ``steps`` private steps stay within ``budget``.
+
+        Args:
+            budget: For every record.
+            sampler: Draws the records of a step.
+            steps: In a participation.
+            participations: Of one client.
+        """
+        nu = noise_multiplier(
+            lambda x: Repeated(sampler.event(Gaussian(x)), steps * participations), budget, Adjacency.ADD_REMOVE
+        )
+        return cls(sampler, steps, nu, budget.delta, participations)
+
+    def event(self, participations: int) -> Event:
+        """What ``participations`` cost a record."""
+        return Repeated(self.sampler.event(Gaussian(self.noise_multiplier)), self.steps * participations)
+
+    def check(self, selection: Selection, rounds: int) -> None:
+        """Any clients, any number of rounds."""
+
+    def start(self, size: int) -> None:
+        """Nothing to remember."""
+
+    def cost(self, size: int) -> Fraction:
+        """One participation."""
+        return Fraction(1)
+
+    def leakage(self, size: int) -> Leakage:
+        """Renyi divergences, which add up."""
+        return Leakage.of_event(self.event(1))
+
+    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+        """As they are: the work has noised them."""
+        return Parcel(vectors=outcome.vectors)
+
+    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+        """The vectors and their plain mean."""
+        if parcel.vectors is None or not len(parcel.vectors):
+            return None, None
+        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+
+    def statement(self, facts: Facts) -> Statement:
+        """What every record is guaranteed."""
+        event, adjacency = self.event(facts.participations), Adjacency.ADD_REMOVE
+        epsilon = accountant("pld").epsilon(event, self.delta, adjacency)
+        words = (
+            f"Record-level differential privacy at the client: ({format_up(epsilon)}, {format_up(self.delta)})-DP for "
+            f"every record ({adjacency} neighbours) against everybody, the server included: each client trains with "
+            f"DP-SGD on its own records, {self.steps} steps in each of {facts.participations} rounds.{facts.early}"
+        )
+        details: dict[str, Any] = {
+            "noise_multiplier": self.noise_multiplier, "limit": self.participations, "steps_per_round": self.steps,
+            "sampling_rate": self.sampler.rate,
+        }  # fmt: skip
+        return Statement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)
