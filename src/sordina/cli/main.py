@@ -21,6 +21,7 @@ from sordina.cli import (
     flower,
     ledger,
     predict,
+    release,
     report,
     reproduce,
     schema,
@@ -48,6 +49,7 @@ app.command()(schema.schema)
 app.command()(train.train)
 app.command()(predict.predict)
 app.command()(card.card)
+app.command()(release.release)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(demo.demo)

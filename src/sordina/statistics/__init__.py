@@ -1,1 +1,6 @@
 """Numbers under a budget: counts, means, quantiles and tables of a file's persons, and answers randomised at home."""
+
+from sordina.statistics.answers import Answer
+from sordina.statistics.table import Table, TableQuery
+
+__all__ = ["Answer", "Table", "TableQuery"]

@@ -172,6 +172,32 @@ def readable_numbers(raw: NDArray[Any], column: ColumnSchema, schema: Schema) ->
     return values[~gaps & np.isfinite(values)]
 
 
+def number_values(raw: NDArray[Any], column: ColumnSchema, schema: Schema) -> NDArray[np.float64]:
+    """A column as numbers (dates as days since 1970), NaN where it is missing or cannot be read; refuses nothing.
+
+    Args:
+        raw: The column as it was read.
+        column: What is public about it.
+        schema: The table's list of what stands for a missing value.
+    """
+    values, gaps = _read_numbers(raw, column, schema)
+    return np.where(gaps, np.nan, values)
+
+
+def text_values(raw: NDArray[Any], column: ColumnSchema, schema: Schema) -> NDArray[Any]:
+    """A column as texts, None where it is missing; refuses nothing.
+
+    Args:
+        raw: The column as it was read.
+        column: What is public about it.
+        schema: The table's list of what stands for a missing value.
+    """
+    texts, gaps = _texts(raw, schema.missing_for(column))
+    found = np.empty(len(texts), dtype=object)
+    found[:] = [None if gap else text for text, gap in zip(texts, gaps.tolist(), strict=True)]
+    return found
+
+
 def present_texts(raw: NDArray[Any], column: ColumnSchema, schema: Schema) -> list[str]:
     """The values of a column of categories, without what is missing.
 

@@ -1,0 +1,204 @@
+"""Additive noise on totals: which law, how much, and what it does to an answer.
+
+A question is asked in units in which one row adds at most 1 to its totals, in L1 and hence in L2. Totals are whole
+numbers of ``1 / 2^30`` (counts: of 1), summed exactly; noise is drawn exactly on the same grid (`sordina.mechanisms`),
+so no floating-point number depends on the data before the noise is in.
+
+==================  ================================  =====================  ==========================================
+family              noise of one total                event                  used where
+==================  ================================  =====================  ==========================================
+pure                Laplace of scale ``m S1``          ``Laplace(m)``         totals of numbers
+pure, counts        discrete Laplace, scale ``m S1``   ``PureDP(1 / m)``      counts: its privacy loss is just +-1/m
+concentrated        Gaussian of deviation ``m S2``     ``Gaussian(m)``        both, if many questions share a budget
+==================  ================================  =====================  ==========================================
+
+``m`` is the noise multiplier. Laplace and Gaussian noise is the real-valued one rounded down, plus half a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from sordina.accounting import Event
+from sordina.accounting import events as happened
+from sordina.errors import InvalidInput
+from sordina.mechanisms import DiscreteLaplace
+from sordina.mechanisms.exact import floored_gaussian, floored_laplace
+
+Floats = NDArray[np.float64]
+UNIT = 1 << 30
+"""Steps of the grid in 1; a power of two, so the largest whole number of steps that a row adds."""
+_MOST_STEPS = 1 << 49
+_ROUND_UP = 1 + 2.0**-48
+
+
+class Family(str, Enum):
+    """How privacy is lost: at most so much (pure), or about as with Gaussian noise (concentrated)."""
+
+    PURE = "pure"
+    CONCENTRATED = "concentrated"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a question is answered with.
+
+    Args:
+        family: Of the noise.
+        multiplier: Noise per unit of sensitivity; of what is chosen by the exponential mechanism, ``1 / epsilon``.
+    """
+
+    family: Family
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class TotalsNoise:
+    """Independent noise on every total.
+
+    Args:
+        choice: Family and multiplier.
+        l1: By how much a person changes the totals at most, in L1.
+        l2: The same in L2.
+        counts: Whether the totals are counts.
+    """
+
+    choice: Choice
+    l1: float
+    l2: float
+    counts: bool = False
+
+    @property
+    def pure(self) -> bool:
+        """Whether the noise is of Laplace's kind."""
+        return self.choice.family is Family.PURE
+
+    @property
+    def scale(self) -> float:
+        """Laplace's scale or the standard deviation of the Gaussian, in units of a row."""
+        return self.choice.multiplier * (self.l1 if self.pure else self.l2)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return self.scale * math.sqrt(2) if self.pure else self.scale
+
+    def event(self) -> Event:
+        """What the release is to an accountant."""
+        multiplier = self.choice.multiplier
+        if not self.pure:
+            return happened.Gaussian(multiplier)
+        return happened.PureDP(1 / multiplier) if self.counts else happened.Laplace(multiplier)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the grid in 1: `UNIT`, or fewer where the noise is so large that it would leave 64 bits."""
+        if self.counts and self.pure:
+            return 1
+        if self.scale > _MOST_STEPS:
+            raise InvalidInput(
+                f"a noise scale of {self.scale:.3g} rows is out of range: give the question more budget."
+            )
+        return min(UNIT, 1 << int(math.log2(_MOST_STEPS / self.scale)))
+
+    def release(self, totals: NDArray[np.int64], rng: np.random.Generator) -> Floats:
+        """Totals (counts, or multiples of ``1 / UNIT``) with noise, in units of a row.
+
+        Args:
+            totals: The exact totals.
+            rng: Source of noise.
+        """
+        if self.counts and self.pure:
+            noisy = DiscreteLaplace(int(self.l1), 1 / self.choice.multiplier).release(totals, rng)
+            return np.asarray(noisy, np.float64)
+        steps = self.steps
+        exact = totals * steps if self.counts else totals // (UNIT // steps)
+        scale = math.ceil(self._rounded_scale(exact.size) * steps * _ROUND_UP)
+        draw = floored_laplace if self.pure else floored_gaussian
+        noisy_steps = exact + draw(scale, totals.size, rng).reshape(totals.shape)
+        return (noisy_steps + 0.5) / steps
+
+    def _rounded_scale(self, size: int) -> float:
+        """The scale, raised where a coarser grid rounds the totals: each of them may then move by a step."""
+        if self.counts or self.steps == UNIT:
+            return self.scale
+        return self.scale + self.choice.multiplier * (size if self.pure else math.sqrt(size)) / self.steps
+
+    def bounds(self, confidence: float) -> tuple[float, float]:
+        """How far below and above the truth a total may lie, with probability ``confidence``.
+
+        Discrete noise: the two are whole, and differ by one where that is enough.
+
+        Args:
+            confidence: Such as 0.95.
+        """
+        beta = 1 - confidence
+        if not self.pure:
+            far = -float(ndtri(beta / 2)) * self.scale
+        elif self.counts:
+            return _discrete_bounds(self.scale, beta)
+        else:
+            far = -math.log(beta) * self.scale
+        return far, far
+
+    def tail(self, far: float, terms: int = 1) -> float:
+        """The chance that the sum of the noise of ``terms`` totals is at least ``far`` >= 0.
+
+        Args:
+            far: In units of a row.
+            terms: How many independent totals are added, at most three.
+        """
+        if not self.pure:
+            return float(ndtr(-far / (self.scale * math.sqrt(terms))))
+        x = far / self.scale
+        if self.counts:
+            return math.exp(-math.ceil(far) / self.scale) / (1 + math.exp(-1 / self.scale))
+        return math.exp(-x) * (0.5, (2 + x) / 4, (8 + 5 * x + x * x) / 16)[terms - 1]
+
+    def tail_point(self, chance: float, terms: int = 1) -> float:
+        """The least ``far`` with ``tail(far) <= chance``, rounded up.
+
+        Args:
+            chance: Above 0.
+            terms: As in `tail`.
+        """
+        low, high = 0.0, self.scale
+        while self.tail(high, terms) > chance:
+            low, high = high, 2 * high
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.tail(middle, terms) > chance else (low, middle)
+        return math.ceil(high - 1e-9) if self.counts and self.pure else high
+
+    def simulated(self, draws: int, totals: int) -> Floats:
+        """Noise of ``totals`` totals, drawn ``draws`` times by an ordinary generator: to learn its law, not to use.
+
+        Args:
+            draws: Rows of the answer.
+            totals: Columns of the answer.
+        """
+        rng = np.random.default_rng(20260101)
+        shape = (draws, totals)
+        return rng.laplace(0, self.scale, shape) if self.pure else rng.normal(0, self.scale, shape)
+
+
+def _discrete_bounds(scale: float, beta: float) -> tuple[float, float]:
+    """Whole ``(m, m)`` or ``(m, m + 1)``, left out with chance ``beta`` at most; ``P(Z >= m) = a^m / (1 + a)``."""
+    a = math.exp(-1 / scale)
+
+    def beyond(m: int) -> float:
+        return math.exp(-(m + 1) / scale) / (1 + a)
+
+    m = max(0, math.ceil(-math.log(beta * (1 + a) / 2) * scale - 1e-9) - 1)
+    if m > 0 and beyond(m - 1) + beyond(m) <= beta:
+        return float(m - 1), float(m)
+    return float(m), float(m)

@@ -1,0 +1,240 @@
+"""Quantiles by the exponential mechanism on the sorted values, several by recursion (Kaplan, Schnapp and Stemmer 2022).
+
+**One quantile.** A point r of the range has the score ``-|(1 - q) L - q G|``, L rows below it and G at or above it: how
+many rows it is off. A row more or less changes that by at most ``max(q, 1 - q)`` (k rows: k times as much). All points
+between two neighbouring values have one score, so an interval is chosen, with weight width times
+``exp(score / temperature)``, then a point in it. The range is a public grid of 2^20 points, spaced alike or, for
+``scale = "log"``, alike in the logarithm; each row is placed at random within its grid point (2^20 finer ones), so that
+many equal values are a steep stretch rather than a jump, and a quantile that falls on them is found.
+
+**Several.** The middle one is found, the rows are divided at it, and both sides go on with what remains: a row is on
+one side only, so a level costs as much as one quantile, and m quantiles cost ``ceil(log2(m + 1))`` levels.
+
+**Intervals.** Points c rows below and c rows above the answer are found likewise, on either side of it. If values lie
+about alike densely around the quantile, a point is off by a Laplace-distributed number of rows; c is such that the
+errors of all that is involved leave the true quantile outside as rarely as stated. Seven tenths of the budget go to
+the answer, the rest to its interval, nothing if no interval is asked for.
+
+**Cost.** Each choice is epsilon-DP, and its privacy loss has a range of epsilon: also ``epsilon^2 / 8``-zCDP (Cesar and
+Rogers 2021). Many questions together are cheaper the second way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordina.accounting import Event
+from sordina.accounting import events as happened
+from sordina.mechanisms import Exponential
+from sordina.statistics.answers import Findings, Pair
+from sordina.statistics.groups import Label
+from sordina.statistics.noise import Choice, Family, Floats
+from sordina.statistics.rows import BoundedRows
+from sordina.statistics.statistic import Subject, Terms
+from sordina.tables.schema import ColumnSchema
+
+Integers = NDArray[np.int64]
+_BITS = 20
+_CELLS = 1 << _BITS
+_POINTS = 1 << (2 * _BITS)
+ON_VALUES = 0.7
+"""Share of the budget that goes to the answers where intervals are asked for."""
+_DRAWS = 100_000
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """The values below which a given share of the rows lies.
+
+    Args:
+        subject: Which rows, divided by what.
+        column: A number or date with a range.
+        probabilities: Increasing, strictly between 0 and 1.
+        interval: Whether part of the budget goes to intervals.
+        single: Whether the answer is one number (a median) rather than one for each probability.
+    """
+
+    subject: Subject
+    column: ColumnSchema
+    probabilities: tuple[float, ...]
+    interval: bool = True
+    single: bool = False
+
+    def names(self) -> set[str]:
+        """The columns it reads."""
+        return self.subject.names | {self.column.name}
+
+    def event(self, choice: Choice, terms: Terms) -> Event:
+        """What a release with ``choice`` is to an accountant."""
+        if choice.family is Family.PURE:
+            return happened.PureDP(1 / choice.multiplier)
+        return happened.ZeroConcentrated(1 / (2 * choice.multiplier**2))
+
+    def costs(self, choice: Choice) -> tuple[float, float]:
+        """The epsilon of a level, and of one end of an interval.
+
+        Args:
+            choice: With the multiplier m: all together are ``1/m``-DP, or ``1 / (2 m^2)``-zCDP.
+        """
+        levels = math.ceil(math.log2(len(self.probabilities) + 1))
+        ends = 1 if len(self.probabilities) == 1 else 2
+        share = ON_VALUES if self.interval else 1.0
+        if choice.family is Family.PURE:
+            return share / levels / choice.multiplier, (1 - share) / ends / choice.multiplier
+        return math.sqrt(4 * share / levels) / choice.multiplier, math.sqrt(4 * (1 - share) / ends) / choice.multiplier
+
+    def rows_error(self, confidence: float, choice: Choice, terms: Terms) -> float:
+        """A bound on the error of one cell, in rows."""
+        level, _ = self.costs(Choice(choice.family, 1.0))
+        errors = _rank_errors(self.probabilities, 2 / level)
+        far = max(float(np.quantile(np.abs(one), confidence)) for one in errors)
+        return far * terms.rows_per_person * choice.multiplier
+
+    def scale(self, terms: Terms) -> float:
+        """The error is a share of the rows: 0.01 for a median that is really the quantile 0.49 or 0.51."""
+        return 1 / self.subject.rows_per_cell(terms.rows)
+
+    def answer(
+        self, rows: BoundedRows, choice: Choice, terms: Terms, confidence: float, rng: np.random.Generator
+    ) -> Findings:
+        """The private answer."""
+        codes, labels = self.subject.grouping.cells(rows, rows.where(self.subject.where))
+        values = rows.columns[self.column.name]
+        inside = (codes >= 0) & ~np.isnan(values)
+        points = _cells(values[inside], self.column) << _BITS
+        points += rng.integers(0, _CELLS, size=len(points))
+        codes = codes[inside]
+        order = np.lexsort((points, codes))
+        points, codes = points[order], codes[order]
+        found: list[float] = []
+        pairs: list[Pair | None] = []
+        for cell in range(len(labels) if self.subject.grouping.dividers else 1):
+            own = points[np.searchsorted(codes, cell) : np.searchsorted(codes, cell + 1)]
+            values_, ends = self._choose(own, choice, terms.rows_per_person, confidence, rng)
+            found += [_value(point, self.column) for point in values_]
+            pairs += [
+                None if end is None else (_value(end[0], self.column), _value(end[1], self.column)) for end in ends
+            ]
+        notes = (
+            "Values outside the schema's range count as its nearest end; missing ones do not.",
+            "Intervals hold where values lie about alike densely around the quantile.",
+            *terms.notes(),
+            *self.subject.notes(),
+        )
+        return Findings(tuple(found), tuple(pairs), self._labels(labels), notes)
+
+    def _labels(self, labels: tuple[Label, ...]) -> tuple[Label, ...]:
+        if not self.subject.grouping.dividers:
+            return () if self.single else self.probabilities
+        if self.single:
+            return labels
+        several = [label if isinstance(label, tuple) else (label,) for label in labels]
+        return tuple((*label, one) for label in several for one in self.probabilities)
+
+    def _choose(
+        self, points: Integers, choice: Choice, most: int, confidence: float, rng: np.random.Generator
+    ) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """The chosen points of one cell, and the ends of their intervals."""
+        level, end = self.costs(choice)
+        chosen = [0] * len(self.probabilities)
+
+        def divide(first: int, last: int, low: int, high: int, below: float, above: float, own: Integers) -> None:
+            if first > last:
+                return
+            middle = (first + last) // 2
+            share = (self.probabilities[middle] - below) / (above - below)
+            counts = np.arange(len(own) + 1)
+            scores = -np.abs((1 - share) * counts - share * (len(own) - counts))
+            mechanism = Exponential(max(share, 1 - share) * most, level)
+            chosen[middle] = point = _chosen(own, low, high, scores, mechanism, rng)
+            at = int(np.searchsorted(own, point))
+            divide(first, middle - 1, low, point, below, self.probabilities[middle], own[:at])
+            divide(middle + 1, last, point, high, self.probabilities[middle], above, own[at:])
+
+        divide(0, len(chosen) - 1, 0, _POINTS, 0.0, 1.0, points)
+        if not self.interval:
+            return chosen, [None] * len(chosen)
+        far = _ends(self.probabilities, 2 * most / level, 2 * most / end, confidence)
+        mechanism = Exponential(float(most), end)
+        edges = [0, *chosen, _POINTS]
+        cuts = [0, *np.searchsorted(points, chosen).tolist(), len(points)]
+        pairs: list[tuple[int, int] | None] = []
+        for place, rows_off in enumerate(far, 1):
+            left, right = points[cuts[place - 1] : cuts[place]], points[cuts[place] : cuts[place + 1]]
+            down = -np.abs(len(left) - np.arange(len(left) + 1) - rows_off)
+            up = -np.abs(np.arange(len(right) + 1) - rows_off)
+            low = _chosen(left, edges[place - 1], edges[place], down, mechanism, rng)
+            high = _chosen(right, edges[place], edges[place + 1], up, mechanism, rng)
+            pairs.append((low, high))
+        return chosen, pairs
+
+
+def _chosen(
+    own: Integers, low: int, high: int, scores: Floats, mechanism: Exponential, rng: np.random.Generator
+) -> int:
+    """A point of (low, high]: ``scores[i]`` is that of the points with i values below them, of which all are >= low."""
+    if low >= high:
+        return high
+    edges = np.concatenate([[low], own, [high]])
+    widths = np.diff(edges)
+    open_ = np.flatnonzero(widths > 0)
+    weights = scores[open_] + mechanism.temperature * np.log(widths[open_])
+    place = int(open_[mechanism.release(weights, rng)])
+    return int(rng.integers(edges[place] + 1, edges[place + 1] + 1))
+
+
+@lru_cache(maxsize=64)
+def _rank_errors(probabilities: tuple[float, ...], temperature: float) -> tuple[Floats, ...]:
+    """By how many rows each quantile is off, simulated; ``temperature`` is that of a score of sensitivity 1."""
+    rng = np.random.default_rng(20260103)
+    nothing = np.zeros(_DRAWS)
+    errors = [nothing] * len(probabilities)
+
+    def divide(first: int, last: int, below: float, above: float, left: Floats, right: Floats) -> None:
+        if first > last:
+            return
+        middle = (first + last) // 2
+        share = (probabilities[middle] - below) / (above - below)
+        own = rng.laplace(0, temperature * max(share, 1 - share), _DRAWS)
+        errors[middle] = own + (1 - share) * left + share * right
+        divide(first, middle - 1, below, probabilities[middle], left, errors[middle])
+        divide(middle + 1, last, probabilities[middle], above, errors[middle], right)
+
+    divide(0, len(probabilities) - 1, 0.0, 1.0, nothing, nothing)
+    return tuple(errors)
+
+
+@lru_cache(maxsize=64)
+def _ends(probabilities: tuple[float, ...], on_value: float, on_end: float, confidence: float) -> tuple[float, ...]:
+    """How many rows from each answer the ends of its interval are sought."""
+    end = np.random.default_rng(20260104).laplace(0, on_end, _DRAWS)
+    return tuple(
+        float(np.quantile(error - end, (1 + confidence) / 2)) for error in _rank_errors(probabilities, on_value)
+    )
+
+
+def _cells(values: Floats, column: ColumnSchema) -> Integers:
+    """The grid point of each value."""
+    assert column.low is not None
+    assert column.high is not None
+    if column.scale == "log":
+        place = np.log1p(values - column.low) / np.log1p(column.high - column.low)
+    else:
+        place = (values / 2 - column.low / 2) / (column.high / 2 - column.low / 2)
+    cells: Integers = np.clip(np.rint(place * (_CELLS - 1)), 0, _CELLS - 1).astype(np.int64)
+    return cells
+
+
+def _value(point: int, column: ColumnSchema) -> float:
+    """What a chosen point stands for: all values below it are at most this."""
+    assert column.low is not None
+    assert column.high is not None
+    place = (max(point - 1, 0) >> _BITS) / (_CELLS - 1)
+    if column.scale == "log":
+        return float(min(column.low + math.expm1(place * math.log1p(column.high - column.low)), column.high))
+    return column.low * (1 - place) + column.high * place
