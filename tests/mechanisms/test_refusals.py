@@ -124,3 +124,16 @@ def test_a_halted_sparse_vector_answers_no_more():
 def test_refusals_share_one_root():
     assert issubclass(InvalidInput, SordinaError)
     assert issubclass(InvalidInput, ValueError)
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"sensitivity": 1e-320, "epsilon": 1e-320}, {"sensitivity": 1e308, "epsilon": 1e308},
+        {"epsilon": 1e-320, "limit": 2**63},
+    ],
+)  # fmt: skip
+def test_a_sparse_vector_of_extreme_numbers_is_refused_in_words(extreme):
+    """Found by pairs of bad arguments (``make storm``)."""
+    with pytest.raises(InvalidInput):
+        SparseVector(**({"sensitivity": 1.0, "epsilon": 1.0, "threshold": 1.0, "limit": 1} | extreme))

@@ -140,3 +140,164 @@ class TestBeforeAnythingIsReserved:
         assert model[0].training
         assert not model[1].training
         assert torch.equal(torch.get_rng_state(), state)
+
+
+def probabilities():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 1), nn.Sigmoid(), nn.Flatten(0))
+
+
+class TestWhatTheLossRefuses:
+    """`binary_cross_entropy` raises on what is no probability: at the step that draws the record, were it let."""
+
+    def fit(self, model, x, y, **rest):
+        options = {"batch_size": 20, "steps": 30, "lr": 0.5, "noise_multiplier": 4.0, "seed": 0, "track_epsilon": False}
+        return sd.Trainer(
+            model, F.binary_cross_entropy, sd.Budget(6, 1e-5), clipping=Fixed(1.0), **(options | rest)
+        ).fit((x, y))  # fmt: skip
+
+    def test_the_loss_itself_is_taken(self, data):
+        assert self.fit(probabilities(), data[0], data[1].float()).steps == 30
+
+    @pytest.mark.parametrize("bad", [float("nan"), 2.0, -3e38])
+    @pytest.mark.parametrize("place", ["feature", "target"])
+    def test_a_record_it_refuses_adds_nothing(self, data, bad, place):
+        x, y = data[0].clone(), data[1].float()
+        (x[17] if place == "feature" else y[17:18])[:] = bad
+        first, second = probabilities(), probabilities()
+        assert self.fit(first, x, y).steps == 30
+        if place == "target":
+            fit_with(second, data[0], data[1].float(), without=17)
+            torch.testing.assert_close(weights(first), weights(second), rtol=1e-5, atol=1e-6)
+
+    def test_users_too(self, data):
+        y = data[1].float()
+        y[17] = 3.0
+        users = sd.sampling.Users(np.arange(100) // 2, rows_per_user=2)
+        assert self.fit(probabilities(), data[0], y, users=users).steps == 30
+
+    def test_all_at_once(self, data):
+        assert self.fit(probabilities(), data[0], data[1].float() + 3, batch_size=2).steps == 30
+
+    def test_what_fails_on_anything_is_told(self, data, model):
+        calls = []
+
+        def loss(output, target):
+            calls.append(torch.is_grad_enabled())
+            if sum(calls) > 3:
+                raise ArithmeticError("out of order")
+            return F.cross_entropy(output, target, reduction="none")
+
+        with pytest.raises(ArithmeticError, match="out of order"):
+            sd.Trainer(model, loss, sd.Budget(6, 1e-5), batch_size=20, steps=300, noise_multiplier=9.0).fit(data)
+
+
+def fit_with(model, x, y, without):
+    keep = torch.ones(100)
+    keep[without] = 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = sd.make_private(
+        model, optimizer, (x, y, keep), budget=sd.Budget(6, 1e-5), batch_size=20, steps=30, noise_multiplier=4.0,
+        seed=0, clipping=Fixed(1.0),
+    )  # fmt: skip
+    for a, b, kept in private:
+        private.step(F.binary_cross_entropy(model(a), b, reduction="none") * kept)
+
+
+class Items(torch.utils.data.Dataset):
+    """A map-style data set with one strange item, from the ``patience``-th reading of it on."""
+
+    def __init__(self, data, strange=None, patience=0):
+        self.data, self.strange, self.left = data, strange, patience
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, index):
+        x, y = self.data[0][index], self.data[1][index]
+        if index != 17 or self.strange is None:
+            return x, y
+        self.left -= 1
+        if self.left >= 0:
+            return x, y
+        if self.strange == "raises":
+            raise OSError("/home/ann/scan.png")
+        return {
+            "shape": (x[:4], y), "type": (x.double(), y), "label": (x, torch.tensor(7919)), "nothing": None,
+        }[self.strange]  # fmt: skip
+
+
+class TestMapStyle:
+    """Items that are read one by one, when they are drawn."""
+
+    @pytest.mark.parametrize("strange", ["raises", "shape", "type", "label", "nothing"])
+    def test_an_item_that_does_not_fit_is_told_before_anything_is_reserved(self, data, model, tmp_path, strange):
+        with pytest.raises(InvalidInput) as refused:
+            fit(model, Items(data, strange), folder=tmp_path / "run")
+        assert "scan" not in str(refused.value)
+        assert "7919" not in str(refused.value)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("strange", ["raises", "shape", "type", "label", "nothing"])
+    def test_one_that_goes_bad_later_stops_nothing(self, data, make_model, strange):
+        first, second = make_model(), make_model()
+        assert fit(first, Items(data, strange, patience=1)).steps == 30
+        x = data[0].clone()
+        x[17] = float("nan")
+        fit(second, (x, data[1]))
+        torch.testing.assert_close(weights(first), weights(second), rtol=1e-5, atol=1e-6)
+
+    def test_it_trains_what_tensors_train(self, data, make_model):
+        first, second = make_model(), make_model()
+        fit(first, Items(data))
+        fit(second, data)
+        assert torch.equal(weights(first), weights(second))
+
+    def test_all_bad_is_like_nobody_there(self, data, model):
+        class Gone(Items):
+            def __getitem__(self, index):
+                raise OSError
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        plan = sd.training.plan.make_plan(sd.Budget(6, 1e-5), sd.sampling.Poisson(20, 100), 5)
+        loop = Private(model, optimizer, Gone(data), plan, Fixed(1.0), rng=np.random.default_rng(0))
+        assert list(loop) == []
+        assert (loop.steps_taken, loop.trained_steps) == (5, 5)
+
+
+@pytest.mark.parametrize("labels", [{5: -100, 6: -5}, {5: 255, 6: 30}])
+def test_a_label_between_the_ignored_one_and_the_classes_is_told_first(data, model, labels):
+    y = data[1].clone()
+    for row, label in labels.items():
+        y[row] = label
+    ignored = labels[5]
+
+    def loss(output, target, reduction="mean"):
+        return F.cross_entropy(output, target, reduction=reduction, ignore_index=ignored)
+
+    with pytest.raises(InvalidInput, match="outside the range"):
+        sd.Trainer(model, loss, sd.Budget(6, 1e-5), batch_size=20, steps=3).fit((data[0], y))
+    y[6] = 1
+    assert sd.Trainer(model, loss, sd.Budget(6, 1e-5), batch_size=20, steps=3).fit((data[0], y)).steps == 3
+
+
+class Nosy(nn.Module):
+    """Looks at the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+def test_a_model_that_cannot_be_trained_costs_nothing(data, tmp_path):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("people", sd.Budget(7, 1e-5))
+    model = Nosy()
+    with pytest.raises(sd.errors.Unsupported, match="mix"):
+        fit(model, data, ledger=ledger, dataset_budget="people", folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert ledger.spends() == {}
+    assert type(model) is Nosy

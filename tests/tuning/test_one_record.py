@@ -11,7 +11,7 @@ import sordina as sd
 from sordina.accounting import from_dict
 from sordina.errors import InvalidInput
 from sordina.tuning import Grid, Search, decision
-from sordina.tuning.stacked import LinearTape
+from sordina.tuning.stacked import LinearTape, stackable
 
 VALUES = (math.nan, math.inf, 3e38)
 
@@ -78,3 +78,43 @@ def test_two_at_once_are_one_too_many(tmp_path, train, held_out, monkeypatch):
     search(make, "composition", folder=folder).fit(train, held_out)
     assert drawn
     assert json.loads((folder / "privacy.json").read_text())["epsilon"] <= 3
+
+
+def probabilities(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.Sigmoid())
+    loss = torch.nn.functional.binary_cross_entropy
+    return sd.Trainer(model, loss, sd.Budget(3, 1e-5), batch_size=8, steps=4, lr=0.1)
+
+
+class Sigmoid(torch.nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x)
+
+
+def unstacked(seed):
+    trainer = probabilities(seed)
+    trainer.model[1] = Sigmoid()
+    return trainer
+
+
+@pytest.mark.parametrize("make", [probabilities, unstacked])
+@pytest.mark.parametrize("where", ["train", "validation"])
+def test_a_record_that_the_loss_refuses_ends_nothing(make, where):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 8, generator=draw)
+    y = (x[:, :1] > 0).float()
+    strange = y.clone()
+    strange[:20] = 5.0
+    assert stackable(make(0)) == (make is probabilities)
+    train, held_out = ((x, strange), (x, y)) if where == "train" else ((x, y), (x, strange))
+    found = search(make, "composition").fit(train, held_out)
+    assert all(run.stopped is None for run in found.runs)
+
+
+def test_a_refused_record_has_no_merit():
+    from sordina.tuning.selection import score
+
+    loss = torch.nn.functional.binary_cross_entropy
+    x = torch.tensor([1.0, 1.0, 1.0])
+    assert score(torch.nn.Identity(), loss, (x, torch.tensor([1.0, 7.0, 1.0]))) == 2.0

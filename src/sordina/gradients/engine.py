@@ -9,7 +9,7 @@ everything below the first layer. Norms and weighted sums follow from inputs and
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +26,7 @@ from sordina.gradients.layers.fold import widen
 from sordina.gradients.layout import Layout, layouts
 from sordina.gradients.one_by_one import Backwards, Piece, folded
 from sordina.gradients.parts import Parts, check_same_layout, trainable
+from sordina.gradients.rehearsal import aside
 from sordina.gradients.removal import Schedule
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision
@@ -150,6 +151,19 @@ class Engine:
             rows: The number of samples, which will be the number of losses.
         """
         self._calls.expected = rows
+
+    def rehearse(self, losses: Callable[[], Tensor], rows: int) -> None:
+        """Refuse, before anything is spent, a model or a loss of which it cannot be seen that samples stay apart.
+
+        Args:
+            losses: Calls the model on made-up rows, and gives their losses.
+            rows: How many they are.
+        """
+        self.expect(rows)
+        with aside(self.model):
+            self.record(losses())
+        self._loss_checks, self._checked = Schedule(), False
+        self._calls.removal = Schedule()
 
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
         """One backward pass from per-row losses (B,); rows of one unit are consecutive, ``rows_per_unit`` each."""

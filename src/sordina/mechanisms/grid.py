@@ -51,10 +51,10 @@ class Grid:
 
     def units(self, scale: float) -> int:
         """``scale`` in steps, rounded up."""
-        units = math.ceil(scale / self.step * _ROUND_UP)
-        if units > _MOST_UNITS:
+        units = scale / self.step * _ROUND_UP
+        if not units <= _MOST_UNITS:
             raise InvalidInput(f"a noise scale of {scale:.3g} is out of range for this many components.")
-        return units
+        return math.ceil(units)
 
     def round(self, value: NDArray[np.float64], out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """``value`` in steps, to the nearest whole number. Beyond 2^1000 steps it saturates: no two move apart."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sordina.errors import InvalidInput
+from sordina.gradients.nested import changed, tensors_in
 from sordina.sampling import PADDING, Indices
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -32,6 +34,123 @@ class Rows:
             index = torch.from_numpy(np.ascontiguousarray(indices))
             return tuple(tensor.index_select(0, index) for tensor in self.source)
         return self.collate([self.source[int(i)] for i in indices])
+
+    def take_readable(self, indices: Indices) -> tuple[Any, Tensor | None]:
+        """The rows at ``indices``, collated, and which of them are blank because they cannot be read.
+
+        An item that cannot be read, or that does not fit the others, must not stop a run at the step that draws it.
+
+        Args:
+            indices: Which rows.
+
+        Returns:
+            The batch, and a mask of the blank rows: None where all could be read, and no batch if none could.
+        """
+        if isinstance(self.source, tuple):
+            return self.take(indices), None
+        try:
+            batch = self.take(indices)
+            if kinds(batch) == self._kinds:
+                return batch, None
+        except Exception:
+            pass
+        if self._pattern is None:
+            return None, None
+        items = [self._readable(int(index)) for index in indices]
+        blank = torch.tensor([item is None for item in items])
+        return self.collate([_blank(self._pattern) if item is None else item[0] for item in items]), blank
+
+    def take_or_refuse(self, indices: Sequence[int]) -> Any:
+        """As `take`, for who looks through a map-style data set: an item that cannot be read is refused by its number.
+
+        Args:
+            indices: Which rows.
+        """
+        try:
+            batch = self.take(np.asarray(indices))
+            if kinds(batch) == self._kinds:
+                return batch
+        except Exception:
+            pass
+        if self._pattern is None:
+            raise InvalidInput("no item of the data set can be read and collated: see what data[0] gives.")
+        for index in indices:
+            if self._readable(index) is None:
+                raise InvalidInput(
+                    f"item {index} of the data set cannot be read, or has another shape or type than the first ones "
+                    "(its values are not shown): leave it out, or mend it."
+                )
+        raise InvalidInput("items of the data set can be read one by one, but not collated together: give collate_fn.")
+
+    @cached_property
+    def pattern(self) -> Any:
+        """What two items look like in a batch; None if none can be read."""
+        return None if self._pattern is None else self.collate([self._pattern, self._pattern])
+
+    @cached_property
+    def _pattern(self) -> Any:
+        """The first item that can be read and collated: what the others must look like."""
+        for index in range(min(self.size, _LOOKS)):
+            try:
+                item = self.source[index]
+                self.collate([item, item])
+            except Exception:
+                continue
+            return item
+        return None
+
+    @cached_property
+    def _kinds(self) -> list[torch.dtype]:
+        return kinds(self.pattern)
+
+    def _readable(self, index: int) -> tuple[Any] | None:
+        """The item, if it goes with the pattern."""
+        try:
+            item = self.source[index]
+            return (item,) if kinds(self.collate([self._pattern, item])) == self._kinds else None
+        except Exception:
+            return None
+
+
+def blank_batch(rows: Rows) -> tuple[Any, int]:
+    """A batch of zeros in the form of ``rows``, and its length, which is no other length in it; None if none is known.
+
+    Args:
+        rows: The data.
+    """
+    like = rows.source if isinstance(rows.source, tuple) else rows.pattern
+    taken = {size for tensor in tensors_in([like]) for size in tensor.shape[1:]}
+    length = next(size for size in range(2, len(taken) + 3) if size not in taken)
+    return changed(like, lambda tensor: tensor.new_zeros(length, *tensor.shape[1:])), length
+
+
+_LOOKS = 1000
+"""How many items are looked at for one that can be read."""
+
+
+def kinds(batch: Any) -> list[torch.dtype]:
+    """The types of the tensors in ``batch``: one item of another type changes that of the whole batch.
+
+    Args:
+        batch: What a collate function made.
+    """
+    return [tensor.dtype for tensor in tensors_in([batch])]
+
+
+def _blank(item: Any) -> Any:
+    """Zeros in the form of ``item``."""
+    if isinstance(item, Tensor):
+        return torch.zeros_like(item)
+    if isinstance(item, (np.ndarray, np.generic)):
+        return np.zeros_like(item)
+    if isinstance(item, (bool, int, float)):
+        return type(item)(0)
+    if isinstance(item, Mapping):
+        return {key: _blank(value) for key, value in item.items()}
+    if isinstance(item, (tuple, list)):
+        parts = [_blank(value) for value in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+    return item
 
 
 def as_rows(data: Any, collate_fn: Collate | None = None) -> Rows:

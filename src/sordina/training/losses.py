@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, SordinaError
 
 Loss = Callable[..., Tensor]
 
@@ -54,6 +54,30 @@ def per_sample(loss: Loss) -> Loss:
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     return each
+
+
+def row_by_row(each: Loss) -> Loss:
+    """``each`` (of `per_sample`), with a loss of NaN and no gradient for the rows on which it fails alone.
+
+    Args:
+        each: One value per sample. What it refuses as an error of ours is refused.
+    """
+
+    def losses(output: Tensor, target: Tensor) -> Tensor:
+        try:
+            return each(output, target)
+        except SordinaError:
+            raise
+        except Exception:
+            return torch.cat([alone(output[row : row + 1], target[row : row + 1]) for row in range(len(output))])
+
+    def alone(output: Tensor, target: Tensor) -> Tensor:
+        try:
+            return each(output, target)
+        except Exception:
+            return output.reshape(1, -1).sum(1) * 0 + math.nan
+
+    return losses
 
 
 _ROWS = 3

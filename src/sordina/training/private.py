@@ -106,6 +106,8 @@ class Private:
         self._begun = time.perf_counter()
         self.raw: dict[str, float] | None = {} if raw else None
         self._expected: MicroBatch | None = None
+        self._blank: Tensor | None = None
+        """Which rows of the batch just drawn stand for records that could not be read: they add nothing."""
         self._event = self.private_step.event()
 
     @property
@@ -150,10 +152,14 @@ class Private:
             if not pieces:
                 self._complete_step()
             for piece in pieces:
+                batch, self._blank = self.rows.take_readable(piece.rows)
+                if batch is None:
+                    self._complete(piece)
+                    continue
                 self._expected = piece
                 if self.engine is not None:
                     self.engine.expect(len(piece.rows))
-                yield self.rows.take(piece.rows)
+                yield batch
                 if self._expected is not None:
                     raise InvalidInput(
                         "a batch was drawn but step(losses) was not called for it; its cost is on record."
@@ -209,6 +215,8 @@ class Private:
         if piece is None:
             raise InvalidInput("step(losses) goes with a batch just drawn, once: iterate over the private object.")
         check_losses(losses, len(piece.rows))
+        if self._blank is not None:
+            losses = losses.masked_fill(self._blank.to(losses.device), 0.0)
         if piece.weights is not None:
             losses = losses * piece.weights.to(losses)
         if self.engine is None:

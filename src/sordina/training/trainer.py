@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from sordina.gradients.check import frozen_norms
 from sordina.gradients.removal import LossWatch
 from sordina.run_folder import METRICS
 from sordina.sampling import Users
-from sordina.training.batches import as_rows, inputs_and_target
+from sordina.training.batches import as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
 from sordina.training.data_checks import check_takes
 from sordina.training.distance import AutomaticRate
 from sordina.training.evaluate import evaluate
+from sordina.training.failing_rows import FailingRows
 from sordina.training.keeping import RunKeeper
 from sordina.training.losses import Loss, per_sample
 from sordina.training.own_loop import make_private
@@ -135,6 +137,13 @@ class Trainer:
             check_takes(self.model, self.loss, as_rows(rows))
         private = self.private(data)
         private.own_loop = False
+        batch, rows = blank_batch(private.rows)
+        if private.engine is not None and batch is not None:
+            try:
+                private.engine.rehearse(lambda: self._losses(batch), rows)
+            except BaseException:
+                private.close()
+                raise
         return private
 
     def _settings(self) -> dict[str, Any]:
@@ -168,7 +177,6 @@ class Trainer:
         return torch.optim.SGD(parameters, lr=check_positive("lr", self.lr)), self.learning_rate
 
     def _loop(self, private: Private, validation: Any, watchers: Sequence[Callback]) -> None:
-        loss = per_sample(self.loss)
         plan = private.plan
         epoch = max(1, round(plan.steps / max(1.0, self.epochs))) if self.steps is None else max(1, plan.steps // 10)
         epoch = self.validate_every or epoch
@@ -187,15 +195,21 @@ class Trainer:
 
         private.on_step = report
 
-        def losses_of(batch: Any) -> Tensor:
-            inputs, target = inputs_and_target(batch)
-            with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-                losses = loss(self.model(*inputs), target)
-            return losses.float() if self.autocast else losses
-
-        watched = LossWatch(self.model, losses_of) if plan.private else losses_of
+        silent = FailingRows(self.model, self._losses, private.engine)
+        watched = LossWatch(self.model, silent) if plan.private else self._losses
         for batch in private:
             private.step(watched(batch))
+
+    def _losses(self, batch: Any) -> Tensor:
+        """One loss per row of ``batch``."""
+        inputs, target = inputs_and_target(batch)
+        with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+            losses = self._each_loss(self.model(*inputs), target)
+        return losses.float() if self.autocast else losses
+
+    @cached_property
+    def _each_loss(self) -> Loss:
+        return per_sample(self.loss)
 
     def entry(self, private: Private) -> dict[str, Any]:
         """What a watcher is told of the step just taken: no time, since that depends on who was drawn."""

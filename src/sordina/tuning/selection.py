@@ -30,7 +30,7 @@ from sordina import mechanisms
 from sordina.errors import InvalidInput
 from sordina.models.metrics import predicted_class
 from sordina.training.batches import as_rows, inputs_and_target
-from sordina.training.losses import Loss, per_sample
+from sordina.training.losses import Loss, per_sample, row_by_row
 from sordina.types import Adjacency, Budget, check_positive
 
 SENSITIVITY = 1.0
@@ -105,7 +105,7 @@ def score(model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch: in
     >>> score(nn.Identity(), nn.functional.cross_entropy, (torch.eye(3), torch.tensor([0, 1, 1])))
     2.0
     """
-    rows, each = as_rows(data), per_sample(loss)
+    rows, each = as_rows(data), row_by_row(per_sample(loss))
     was_training = model.training
     model.eval()
     total = 0.0

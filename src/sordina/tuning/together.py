@@ -16,7 +16,7 @@ from sordina.errors import TrainingFailed
 from sordina.training import MetricsFile, Private, StopTraining, Trainer, evaluate
 from sordina.training.batches import inputs_and_target
 from sordina.training.journal import Journal
-from sordina.training.losses import Loss, per_sample
+from sordina.training.losses import Loss, per_sample, row_by_row
 from sordina.training.trainer import REPORTS
 from sordina.tuning.run import FAILED, Brief, Order, leave
 from sordina.tuning.stacked import Stack
@@ -52,7 +52,7 @@ def perform_together(brief: Brief, orders: Sequence[Order], train: Any, validati
     """Do several runs as one computation; the same results on disk as from one by one."""
     members = [_member(brief, order, train) for order in orders]
     stack = Stack([member.trainer.model for member in members])
-    loss = per_sample(members[0].trainer.loss)
+    loss = row_by_row(per_sample(members[0].trainer.loss))
     held_out = validation if brief.selection.exact else None
     for member in members:
         member.metrics.__enter__()
