@@ -122,7 +122,9 @@ class RunFolder:
         self._record = record
 
     @classmethod
-    def begin(cls, path: str | Path, kind: str, settings: Mapping[str, Any], *, resume: bool = False) -> RunFolder:
+    def begin(
+        cls, path: str | Path, kind: str, settings: Mapping[str, Any], *, resume: bool = False, resumable: bool = True
+    ) -> RunFolder:
         """Hold ``path`` for a new run, or with ``resume`` for the run in it.
 
         Args:
@@ -130,6 +132,7 @@ class RunFolder:
             kind: "train", "tune", "federate", ...: a folder is resumed by the command that began it.
             settings: All that decides what the run does and claims, as plain data (JSON).
             resume: Go on with the run in the folder, whose settings must be the same. A finished one is opened too.
+            resumable: Whether a run that is interrupted can be gone on with.
         """
         path, settings = Path(path), _plain(settings)
         if resume and not path.is_dir():
@@ -137,20 +140,22 @@ class RunFolder:
         private_files.make_folder(path)
         lock = private_files.exclusive(path / LOCK)
         try:
-            return cls._locked(path, kind, settings, lock, resume)
+            return cls._locked(path, kind, settings, lock, resume, resumable)
         except BaseException:
             lock.close()
             raise
 
     @classmethod
-    def _locked(cls, path: Path, kind: str, settings: dict[str, Any], lock: BinaryIO, resume: bool) -> RunFolder:
+    def _locked(
+        cls, path: Path, kind: str, settings: dict[str, Any], lock: BinaryIO, resume: bool, resumable: bool
+    ) -> RunFolder:
         condition = state_of(path)
         if condition.state is FolderState.BROKEN:
             raise InvalidInput(condition.why)
         if condition.state is FolderState.FRESH:
             if resume and not (path / RUN).exists():
                 raise InvalidInput(f"{path} holds no run to resume: there is no {RUN} in it.")
-            return cls._new(path, kind, settings, lock)
+            return cls._new(path, kind, settings, lock, resumable)
         if not resume:
             raise InvalidInput(
                 f"{path} holds a run already. Resume it (resume=True, --resume) or choose another folder."
@@ -165,7 +170,7 @@ class RunFolder:
         return cls(path, lock, record, Journal.open(path / JOURNAL))
 
     @classmethod
-    def _new(cls, path: Path, kind: str, settings: dict[str, Any], lock: BinaryIO) -> RunFolder:
+    def _new(cls, path: Path, kind: str, settings: dict[str, Any], lock: BinaryIO, resumable: bool) -> RunFolder:
         record = {
             "schema": SCHEMA,
             "kind": kind,
@@ -173,6 +178,7 @@ class RunFolder:
             "run_id": secrets.token_hex(8),
             "fingerprint": fingerprint(settings),
             "settings": settings,
+            **({} if resumable else {"resumable": False}),
         }
         folder = cls(path, lock, record, Journal(path / JOURNAL))
         folder._save()
@@ -350,6 +356,8 @@ def state_of(path: str | Path) -> FolderCondition:
         return FolderCondition(FolderState.FINISHED, f"the run in {path} has ended: begin a new one in another folder.")
     if not (path / JOURNAL).is_file():
         return FolderCondition(FolderState.BROKEN, _lost(path, f"its {JOURNAL} is gone."))
+    if record.get("resumable") is False:
+        return FolderCondition(FolderState.BROKEN, _lost(path, "it was interrupted, and its kind goes in one piece."))
     return FolderCondition(FolderState.OPEN, f"the run in {path} has not ended: resume it (resume=True, --resume).")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pandas
 import pytest
@@ -58,3 +60,31 @@ def test_a_stopped_fit_stays_reserved_and_says_so(options, monkeypatch):
 def test_clones_share_the_ledger(options):
     ledger = options["ledger"]
     assert clone(GaussianNB((1, 1e-5), bounds=(0, 1), ledger=ledger, dataset_budget="people")).ledger is ledger
+
+
+def test_a_killed_fit_is_told_and_not_to_be_resumed(options, monkeypatch, tmp_path):
+    """Killed, so that nothing could be tidied up: the folder says that it is spent, and what to do."""
+
+    def killed(*_):
+        shutil.copytree(options["folder"], tmp_path / "after")
+        return fit(*_)
+
+    fit = table_model._fit
+    monkeypatch.setattr(table_model, "_fit", killed)
+    train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **options)
+    with pytest.raises(InvalidInput, match=r"cannot be resumed: it was interrupted.*another folder"):
+        train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **(options | {"folder": tmp_path / "after"}))
+
+
+def test_a_delta_that_excludes_nothing_is_said_wherever_the_claim_is(options, capsys):
+    with pytest.warns(sd.estimators.LooseDelta, match="not below 1/60"):
+        run = train_table(TABLE, SCHEMA, sd.Budget(1, 0.1), folder=options["folder"])
+    assert "WARNING: delta 0.1 is not below 1/60" in run.model.facts["statement"]
+    with pytest.warns(sd.estimators.LooseDelta):
+        GaussianNB((1, 0.1), bounds=(0, 1)).fit(X, X[:, 0] > 0.5)
+
+
+def test_a_seeded_run_says_so_in_its_claim(options):
+    facts = train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), seed=1, folder=options["folder"]).model.facts
+    assert "do not release" in facts["statement"]
+    assert not facts["releasable"]

@@ -283,3 +283,17 @@ def test_a_copy_that_ran_at_the_same_time_gives_out_no_model(make_model, data, t
         trainer(make_model(), folder=tmp_path / "copy", callbacks=[OtherEnds(90)], **options).fit(data, resume=True)
     assert not (tmp_path / "copy" / MODEL).exists()
     assert not (tmp_path / "copy" / PRIVACY).exists()
+
+
+def test_a_forked_process_does_not_draw_the_runs_steps_too():
+    """Both would go on, each with noise of its own, and the account would know of one."""
+    model = torch.nn.Linear(5, 2)
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.zeros(20, 5), torch.zeros(20).long()),
+        budget=sd.Budget(3, 1e-5), batch_size=5, steps=3, noise_multiplier=9.0,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        with pytest.raises(InvalidInput, match="forked"):
+            next(iter(private))
+    assert private.steps_taken == 0

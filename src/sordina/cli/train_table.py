@@ -59,7 +59,7 @@ def train_file(
         "delta": run.model.facts["delta"], "unit": run.model.facts["unit"], "releasable": run.model.facts["releasable"],
     }  # fmt: skip
     if as_json:
-        say_json(facts)
+        say_json(facts | {"statement": run.model.facts["statement"]})
         return
     for name, value in facts.items():
         say(f"{name:>20}  {number(name, value) if isinstance(value, float) else value}")

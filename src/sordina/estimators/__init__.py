@@ -1,6 +1,6 @@
 """Private estimators with the habits of scikit-learn: constructors store, `fit` spends, learned names end in ``_``."""
 
-from sordina.estimators._base import UnbookedFits, forget_unbooked
+from sordina.estimators._base import LooseDelta, UnbookedFits, forget_unbooked
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
 from sordina.estimators.forest import RandomForestClassifier, RandomForestRegressor
 from sordina.estimators.gradient import MLPClassifier, MLPRegressor
@@ -18,6 +18,7 @@ __all__ = [
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
+    "LooseDelta",
     "MLPClassifier",
     "MLPRegressor",
     "RandomForestClassifier",

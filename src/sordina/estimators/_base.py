@@ -27,7 +27,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.mechanisms.exact import floored_gaussian
 from sordina.mechanisms.grid import Grid
-from sordina.types import Adjacency, Budget, Guarantee, Unit, format_up
+from sordina.types import Adjacency, Budget, Guarantee, Unit, delta_warning, format_up
 
 Floats = NDArray[np.float64]
 _UNBOOKED: list[Event] = []
@@ -35,6 +35,20 @@ _UNBOOKED: list[Event] = []
 
 class UnbookedFits(UserWarning):
     """Several private fits in one process, none of them in a ledger: together they cost more than each."""
+
+
+class LooseDelta(UserWarning):
+    """A delta of one in the number of people or more, which excludes next to nothing."""
+
+
+def warn_of_delta(words: str | None) -> None:
+    """Say ``words``, if there are any.
+
+    Args:
+        words: What `sordina.types.delta_warning` found.
+    """
+    if words:
+        warnings.warn(words.removeprefix("WARNING: "), LooseDelta, stacklevel=5)
 
 
 class PrivateEstimator(BaseEstimator):
@@ -70,9 +84,16 @@ class PrivateEstimator(BaseEstimator):
         return random.generator(self.random_state)
 
     @contextmanager
-    def _spending(self, event: Event, unit: Unit) -> Iterator[None]:
-        """Reserve ``event``, let the caller compute, settle; without a ledger, warn of what fits cost together."""
+    def _spending(self, event: Event, unit: Unit, rows: int) -> Iterator[None]:
+        """Reserve ``event``, let the caller compute, settle; without a ledger, warn of what fits cost together.
+
+        Args:
+            event: What the fit is to an accountant.
+            unit: Whose presence it hides.
+            rows: How many rows take part.
+        """
         budget = self._budget()
+        warn_of_delta(delta_warning(budget.delta, rows, str(unit) if unit is Unit.RECORD else "row"))
         if (self.ledger is None) != (self.dataset_budget is None):
             raise InvalidInput("a ledger and the name of its data set (dataset_budget) go together.")
         epsilon = accountant("pld").epsilon(event, budget.delta, Adjacency.ADD_REMOVE)

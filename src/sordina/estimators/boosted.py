@@ -100,7 +100,7 @@ class _Boosted(PrivateEstimator):
         codes, targets = all_codes(features, rows[kept]), targets[kept]
         queries = int(self.epochs) * (len(features) + 1)
         noise = _Noise(noise_for(self._budget(), lambda nu: _Noise(nu, queries).event()), queries)
-        with self._spending(noise.event(), unit):
+        with self._spending(noise.event(), unit, len(kept)):
             counts = _noisy_counts(codes, features, most, noise.counts, rng)
             self._cycle(codes, targets, features, counts, loss, most, noise, rng)
         self.features_ = features

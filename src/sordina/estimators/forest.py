@@ -169,7 +169,7 @@ class _Forest(PrivateEstimator):
         trees, depth = int(self.n_estimators), int(self.max_depth)
         multiplier = noise_for(self._budget(), lambda nu: _Shares(nu, trees, depth).event())
         shares = _Shares(multiplier, trees, depth)
-        with self._spending(shares.event(), unit):
+        with self._spending(shares.event(), unit, len(kept)):
             self.trees_ = [self._tree(codes, statistics, norm * most, shares, rng) for _ in range(trees)]
 
     def _tree(

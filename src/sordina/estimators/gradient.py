@@ -27,6 +27,7 @@ from sordina.estimators._base import (
     fitted_rows,
     scaled,
     scaled_targets,
+    warn_of_delta,
     warn_unbooked,
 )
 from sordina.sampling import Users
@@ -75,6 +76,7 @@ class GradientEstimator(PrivateEstimator):
             seed=None if self.random_state is None else int(self.random_state),
         )  # fmt: skip
         run = trainer.fit(TensorDataset(torch.from_numpy(rows.astype(np.float32)), targets))
+        warn_of_delta(run.warning)
         self.guarantee_, self.cost_ = run.guarantee, run.guarantee.epsilon
         self.event_, self.releasable_ = run.plan.event(run.steps), self.random_state is None
         if ledger is None:

@@ -123,7 +123,7 @@ class Ridge(RegressorMixin, PrivateEstimator):
         kept, most, unit = limited(persons, self.rows_per_person, len(rows), rng)
         z = unit_rows[kept] - 0.5
         noise = _Noise(noise_for(self._budget(), lambda nu: _Noise(nu, self.method).event), self.method)
-        with self._spending(noise.event, unit):
+        with self._spending(noise.event, unit, len(kept)):
             scales = self._relevance(z, answers[kept], most, noise, rng)
             z = np.column_stack([z * scales, np.full(len(kept), 0.5)])
             bound = 0.5 * math.sqrt(float(scales @ scales) + 1)

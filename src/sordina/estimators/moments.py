@@ -80,7 +80,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         rows = self._shortened(rows[kept])
         multiplier = noise_for(self._budget(), Gaussian)
         sensitivity = self._sensitivity() * most
-        with self._spending(Gaussian(multiplier), unit):
+        with self._spending(Gaussian(multiplier), unit, len(kept)):
             released = add_noise(symmetric_vector(rows.T @ rows), sensitivity, multiplier, rng)
         values, vectors = np.linalg.eigh(symmetric_matrix(released, size))
         order = np.argsort(values)[::-1][: int(wanted)]
@@ -172,7 +172,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         multiplier = noise_for(self._budget(), Gaussian)
         sensitivity = math.sqrt(1 + len(cells) + numbers / 4 + numbers / 64) * most
         member = np.eye(len(self.classes_))[codes[kept]]
-        with self._spending(Gaussian(multiplier), unit):
+        with self._spending(Gaussian(multiplier), unit, len(kept)):
             z = parts[0]
             totals = member.T @ np.column_stack([np.ones(len(z)), z, z**2 - 0.125, *parts[1:]])
             totals = add_noise(totals, sensitivity, multiplier, rng)
@@ -287,7 +287,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         multiplier = noise_for(self._budget(), lambda nu: Repeated(Gaussian(nu), steps))
         sensitivity = math.sqrt(1 + size / 4) * most
         centres = _spread_out(int(self.n_clusters), size, rng)
-        with self._spending(Repeated(Gaussian(multiplier), steps), unit):
+        with self._spending(Repeated(Gaussian(multiplier), steps), unit, len(kept)):
             for _ in range(steps):
                 member = np.eye(len(centres))[_nearest(z, centres)]
                 totals = add_noise(member.T @ np.column_stack([np.ones(len(z)), z]), sensitivity, multiplier, rng)

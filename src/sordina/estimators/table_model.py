@@ -196,7 +196,7 @@ def train_table(
     }  # fmt: skip
     if folder is None:
         return _scored(_fit(estimator, table, kept, owners, units), held, model, why)
-    with RunFolder.begin(folder, "table", settings) as kept_folder:
+    with RunFolder.begin(folder, "table", settings, resumable=False) as kept_folder:
         try:
             fitted = _fit(estimator, table, kept, owners, units)
         except (InvalidInput, BudgetRefused):
@@ -275,11 +275,12 @@ def _scored(model: TableModel, held: PreparedTable | None, name: str, why: str) 
 def _facts(estimator: Any, units: int) -> dict[str, Any]:
     guarantee = estimator.guarantee_
     warning = delta_warning(guarantee.delta, units, str(guarantee.unit))
+    seeded = "" if estimator.releasable_ else ", IF the noise were secret: this run was seeded, so do not release it"
     return {
         "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
         "delta": guarantee.delta,
         "private": True,
-        "statement": f"{guarantee}.",
+        "statement": f"{guarantee}{seeded}.{f' {warning}' if warning else ''}",
         "adjacency": str(guarantee.adjacency),
         "unit": str(guarantee.unit),
         "model": str(guarantee.trust),

@@ -10,6 +10,7 @@ print(run.statement())
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,6 +110,7 @@ class Private:
         self._blank: Tensor | None = None
         """Which rows of the batch just drawn stand for records that could not be read: they add nothing."""
         self._event = self.private_step.event()
+        self._process = os.getpid()
 
     @property
     def epsilon(self) -> float:
@@ -196,6 +198,11 @@ class Private:
 
     def _draw(self) -> list[MicroBatch]:
         """Book the next step, then draw its units; what could not be trained is refused before anything is spent."""
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                "this process was forked from the one that began the run: both would draw its steps, and one is paid "
+                "for. Go on in that one."
+            )
         if self.engine is not None:
             self.engine.ready(self._parameters)
         if self.journal is not None:
