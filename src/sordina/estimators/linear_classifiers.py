@@ -132,7 +132,7 @@ class LinearClassifier(GradientClassifier):
         bound = self._row_norm(unit_rows.shape[1]) if self.row_norm is None else float(self.row_norm)
         signs = signs_of(codes[kept], len(self.classes_))
         plan = self._plan(bound, len(signs), most, rows.shape)
-        with self._spending(plan.event, unit):
+        with self._spending(plan.event, unit, len(kept)):
             weights = plan.release(shortened(rows, bound), signs, rng)
         self.row_norm_ = bound
         if len(signs) == 1:
