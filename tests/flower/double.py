@@ -43,6 +43,7 @@ class DoubleGrid:
         self.apps, self.run_id, self.tamper = dict(apps), run, tamper or (lambda node, reply: reply)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, 1, 1
         self.instructions, self.replies, self.waiting = [], [], {}
+        self.states = {}
 
     def get_node_ids(self):
         return list(self.apps)
@@ -62,7 +63,7 @@ class DoubleGrid:
         node = message.metadata.dst_node_id
         if node not in self.apps:
             return None
-        context = Context(self.run_id, node, UserConfig(), RecordDict(), UserConfig())
+        context = Context(self.run_id, node, UserConfig(), self.states.setdefault(node, RecordDict()), UserConfig())
         reply = self.apps[node](message, context)
         self.replies.append((node, reply))
         reply = self.tamper(node, reply)

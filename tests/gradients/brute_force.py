@@ -406,7 +406,7 @@ class Asked:
         total = tape.contract([VectorQuery(weights)], None, group)[0].double()
         expected = weights.double() @ vectors
         doubt = norms.nan_to_num(0, 0, 0) * (1e-9 if self.exact else 1e-4) + (norms - vectors.norm(dim=1)).clamp_min(0)
-        doubt += torch.tensor(errors or [0.0] * len(doubt), dtype=torch.float64).nan_to_num(0, 0, 0)
+        doubt += torch.tensor(errors or [0.0] * len(doubt), dtype=torch.float64)
         allowed = float(weights.double().abs() @ doubt.nan_to_num(0, 0, 0))
         if not float((total - expected).norm()) <= allowed + 1e-30:
             self.mistakes.append("a weighted sum is not the sum of its parts")

@@ -13,7 +13,8 @@ algorithm      what server and clients compute                     FedSGD, FedAv
                                                                    SubFedAvg, MeanRegularised, PerFedAvg,
                                                                    GraphRegularised, FedEM, IFCA, MetricPFL,
                                                                    SteadyMetricPFL
-privacy        what is done to an update, and where                NoPrivacy, CentralDP, LocalDP, RecordDP, MetricDP
+privacy        what is done to an update, and where                NoPrivacy, CentralDP, DistributedDP, LocalDP,
+                                                                   RecordDP, MetricDP
 engine         where it runs                                       "in-process", "flower"
 aggregation    what stands for the clients' mean                   "mean", "median", "trimmed-mean", "krum"
 =============  ==================================================  ================================================
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         SubFedAvg,
     )
     from sordina.federated.privacy.central import CentralDP
+    from sordina.federated.privacy.distributed import DistributedDP
     from sordina.federated.privacy.local import LocalDP
     from sordina.federated.privacy.metric import MetricDP
     from sordina.federated.privacy.nothing import NoPrivacy
@@ -62,6 +64,7 @@ _NAMES: dict[str, str] = {
     **dict.fromkeys(_METHODS, "sordina.federated.methods"),
     **dict.fromkeys(_TRAINER, "sordina.federated.trainer"),
     "CentralDP": "sordina.federated.privacy.central",
+    "DistributedDP": "sordina.federated.privacy.distributed",
     "FederatedPrivacy": "sordina.federated.privacy.placement",
     "LocalDP": "sordina.federated.privacy.local",
     "MetricDP": "sordina.federated.privacy.metric",
@@ -73,6 +76,7 @@ __all__ = [
     "FSVRG",
     "IFCA",
     "CentralDP",
+    "DistributedDP",
     "FedAvg",
     "FedDyn",
     "FedEM",

@@ -22,6 +22,7 @@ from typing import Any
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated.compression import Compressed
 from sordina.federated.privacy.account import exact
+from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.privacy.leakage import Leakage
 from sordina.federated.privacy.metric import Metric, PublicRadius
 from sordina.federated.privacy.placement import Placement
@@ -40,7 +41,8 @@ class ClientPolicy:
     """The least privacy a client accepts, its limits over everything, and how much work it does.
 
     Args:
-        accepts: Kinds of privacy this client takes part under: any of none, central, local, record, metric. Under
+        accepts: Kinds of privacy this client takes part under: any of none, central, distributed, local, record,
+            metric. Under
             "none" the server sees updates in the clear; under "central" it is trusted to add the noise.
         epsilon: The most that local and record privacy may cost, over everything; needed to accept them.
         delta: The delta of ``epsilon``.
@@ -48,6 +50,8 @@ class ClientPolicy:
             everything; needed to accept it.
         radius: The distance that ``leakage`` speaks of; no run may ask for a smaller one.
         heuristic_radius: Whether the paper's radius, which bounds nothing, is accepted too.
+        honest_share: Under distributed privacy, the largest share of the clients of a round that this client
+            believes to be honest; a run that counts on the noise of more is refused.
         rounds: The most rounds of a run.
         epochs: The most passes over the client's rows in a round.
         hypotheses: The most models at once.
@@ -60,6 +64,7 @@ class ClientPolicy:
     leakage: float | None = None
     radius: float | None = None
     heuristic_radius: bool = False
+    honest_share: float = 0.7
     rounds: int = 10_000
     epochs: int = 10
     hypotheses: int = 16
@@ -74,8 +79,12 @@ class ClientPolicy:
                 check_positive(f"a policy's {name}", getattr(self, name))
         if self.delta is not None:
             check_delta(self.delta)
-        if {"local", "record"} & set(self.accepts) and (self.epsilon is None or self.delta is None):
-            raise InvalidInput("a policy that accepts local or record privacy says how much: epsilon and delta.")
+        if not 0 < self.honest_share <= 1:
+            raise InvalidInput("a policy's honest share lies in (0, 1].")
+        if {"distributed", "local", "record"} & set(self.accepts) and (self.epsilon is None or self.delta is None):
+            raise InvalidInput(
+                "a policy that accepts distributed, local or record privacy says how much: epsilon and delta."
+            )
         if "metric" in self.accepts and (self.leakage is None or self.radius is None):
             raise InvalidInput("a policy that accepts metric privacy says how much: leakage and radius.")
         if min(self.rounds, self.epochs, self.hypotheses, self.numbers) < 1:
@@ -132,13 +141,15 @@ class ClientPolicy:
                 self._refuse(f"a {name} of {value:g}, which no run needs")
 
     def check_placement(self, placement: Placement) -> None:
-        """Refuse a radius this client does not accept.
+        """Refuse a radius, or a trust in others, that this client does not accept.
 
         Args:
             placement: The privacy of the run, as the client would apply it.
         """
         if isinstance(placement, Compressed):
             return self.check_placement(placement.placement)
+        if isinstance(placement, Distributed) and placement.honest > self.honest_share * placement.least:
+            self._refuse("the noise of more honest clients than this client believes in")
         if not isinstance(placement, Metric):
             return None
         if not isinstance(placement.radius, PublicRadius):
@@ -197,6 +208,9 @@ def policy_for(recipe: Recipe) -> dict[str, Any]:
         radius = float(recipe.radius.partition(":")[2] or 1.0)
         facts: dict[str, Any] = {"accepts": ["metric"], "leakage": recipe.leakage_limit or 2.0, "radius": radius}
         return facts | ({"heuristic_radius": True} if recipe.radius == "update" else {})
+    if recipe.placed == "distributed":
+        facts = {"accepts": ["distributed"], "delta": recipe.delta, "honest_share": recipe.honest_share}
+        return facts | {"epsilon": 4 * recipe.epsilon}  # over everything, and for a client that is replaced
     if recipe.placed in ("local", "record"):
         return {"accepts": [recipe.placed], "epsilon": recipe.epsilon, "delta": recipe.delta}
     return {"accepts": [recipe.placed]}

@@ -8,6 +8,7 @@ from typing import Any
 
 from sordina.federated.compression import Compressed
 from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.federated.privacy.placement import FederationFacts
 from sordina.federated.privacy.records import PrivateUpdates
@@ -59,6 +60,8 @@ def _noise_of_a_round(placement: Any, work: Any, facts: FederationFacts, size: i
     if isinstance(placement, Central):
         groups = len(placement.columns(size))
         return float(placement.multipliers(groups)[0][0]) / clients
+    if isinstance(placement, Distributed):
+        return placement.noise_multiplier * math.sqrt(clients / placement.honest) / clients
     if isinstance(placement, Local):
         return 2 * placement.noise_multiplier / math.sqrt(clients)
     if isinstance(placement, RecordNoise):

@@ -38,6 +38,7 @@ from sordina.federated.compression import Compressed
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.messages import Parcel, Refusal
 from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.distributed import Distributed
 from sordina.types import Adjacency
 
 _ROUNDING = 1 + 1e-3
@@ -93,7 +94,12 @@ class Guard:
         return "impostor: the pass is not one of this run"
 
     def judge(self, arrived: Sequence[tuple[int, Parcel]], side: ClientSide, call: Call) -> Parcel:
-        """Add up the parcels of known senders that are sound; name the others."""
+        """Add up the parcels of known senders that are sound; name the others.
+
+        Under distributed privacy a server sees none by itself, and adds up what is there.
+        """
+        if isinstance(side.placement, Distributed):
+            return sum((replace(parcel, answered=1) for _, parcel in arrived), Parcel())
         honest, question = blank(side, call), _digest(call.sent.values())
         refused: list[Refusal] = []
         sound: list[tuple[int, Parcel, list[Tensor]]] = []

@@ -19,6 +19,7 @@ from sordina.federated.clients.work import LocalSteps
 from sordina.federated.data import load
 from sordina.federated.methods import FederatedAlgorithm
 from sordina.federated.privacy.central import CentralDP
+from sordina.federated.privacy.distributed import DistributedDP
 from sordina.federated.privacy.local import LocalDP
 from sordina.federated.privacy.metric import MetricDP, PublicRadius, radius_of
 from sordina.federated.privacy.nothing import NoPrivacy
@@ -34,7 +35,7 @@ from sordina.types import Budget, check_positive, check_seed
 
 _STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
 """The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
-PRIVACY = ("none", "metric", "central", "local", "record")
+PRIVACY = ("none", "metric", "central", "distributed", "local", "record")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,10 @@ class Recipe:
     """The share of weights that clients of sub-fedavg end up without."""
     records: int | None = None
     """A public number near the records of a client, for record-level privacy; None: the habit."""
+    honest_share: float = 0.7
+    """Under distributed privacy: the share of the clients of a round that does not collude with the server."""
+    tolerated_dropout: float = 0.1
+    """Under distributed privacy: the largest share of the clients of a round that may drop out of it."""
 
     def __post_init__(self) -> None:
         if self.data not in HABITS:
@@ -145,6 +150,8 @@ class Recipe:
         for name in ("local_rate", "server_rate", "inner_rate", "threshold"):
             if getattr(self, name) is not None:
                 check_positive(name.replace("_", " "), getattr(self, name))
+        if not 0 < self.honest_share <= 1 or not 0 <= self.tolerated_dropout < 1:
+            raise InvalidInput("the honest share must lie in (0, 1], the tolerated dropout in [0, 1).")
         if self.epochs < 1:
             raise InvalidInput(f"epochs must be at least 1, got {self.epochs}.")
         if not 0 <= self.mu < math.inf:
@@ -239,6 +246,9 @@ class Recipe:
         if self.placed == "central":
             policy = clipping_named(self.clipping, None if self.clipping == "automatic" else self.threshold)
             return CentralDP(budget, policy)
+        if self.placed == "distributed":
+            policy = clipping_named(self.clipping, None if self.clipping == "automatic" else self.threshold)
+            return DistributedDP(budget, policy, self.honest_share, self.tolerated_dropout)
         if self.placed == "local":
             return LocalDP(budget, self.threshold)
         if self.placed == "record":

@@ -146,6 +146,8 @@ _TRUST = {
     "further apart are protected less, in proportion.",
     "heuristic": "Privacy is metric with the paper's HEURISTIC radius: the noise follows the length of the secret "
     "update, so nothing is proven, and the server must be trusted. Use --radius public:R for a guarantee.",
+    "distributed": "Privacy is distributed: every client adds a share of the noise, and secure aggregation shows the "
+    "server their sum only; it must follow the protocol, but need not be trusted with any update.",
     "local": "Privacy is local: clients clip and noise what they send, and the server need not be trusted with it.",
     "record": "Privacy is per record: clients noise what they send, and the server need not be trusted with it.",
     "none": "There is no privacy: the server sees every update.",

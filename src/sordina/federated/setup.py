@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordina import randomness
-from sordina.errors import BudgetRefused, InvalidInput
+from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated import aggregation, compression
 from sordina.federated.compression import Compressed
 from sordina.federated.engines.engine import Postal
@@ -21,6 +21,7 @@ from sordina.federated.engines.stormy import Stormy
 from sordina.federated.methods import FederatedAlgorithm
 from sordina.federated.objective import Objective
 from sordina.federated.privacy.account import ClientAccount
+from sordina.federated.privacy.distributed import DistributedDP
 from sordina.federated.privacy.metric import MetricDP
 from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
 from sordina.federated.problem import Problem
@@ -65,6 +66,13 @@ class FederatedSetup:
             raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
         if not 1 <= facts.clients_per_round <= facts.clients:
             raise InvalidInput(f"clients per round must lie in [1, {facts.clients}], got {facts.clients_per_round}.")
+        if isinstance(self.privacy, DistributedDP) and (self.faults.hostile or self.faults.late):
+            raise Unsupported(
+                "under distributed privacy the server sees no update by itself, so it can tell no hostile or late one: "
+                "only silent clients are simulated there (dropout)."
+            )
+        if isinstance(self.privacy, DistributedDP) and self.engine == "flower" and not self.faults.calm:
+            raise Unsupported("dropouts under distributed privacy are simulated in process, not on Flower.")
         if absent := [client for client in self.faults.hostile if client >= facts.clients]:
             raise InvalidInput(f"client {absent[0]} cannot misbehave: the clients are 0 to {facts.clients - 1}.")
 

@@ -30,15 +30,13 @@ from sordina.gradients.check import check
 from sordina.gradients.meeting import Meeting
 from sordina.gradients.nested import changed, described, tensors_in
 from sordina.gradients.one_by_one import Apart, run_apart
-from sordina.gradients.rehearsal import Dims, Snapshot, fingerprint, rows_in
+from sordina.gradients.rehearsal import Dims, Snapshot, rows_in
 from sordina.gradients.removal import CHANCE, Schedule, others_change
-from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, changed_words, check_parameters, kept_words
+from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words
 from sordina.gradients.trace import Tracer
 
 STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
-STUDY_FIRST = 16
-"""How many lie, on average, before the second look."""
 
 
 @dataclass(frozen=True)
@@ -78,31 +76,25 @@ class Calls:
     ) -> None:
         self.model, self.recorder, self.meeting = model, recorder, meeting
         self.forward: Callable[..., Any] = model.forward
-        """The forward pass, listened to."""
-        self.run: Callable[..., Any] = self.forward
-        """What was called last: the forward pass, or the model with its hooks."""
         self.parameters, self.public_buffers = parameters, public_buffers
         self.made: list[Call] = []
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
-        self.removal, self.study = Schedule(), Schedule(STUDY_EVERY, first=STUDY_FIRST)
+        self.removal, self.study = Schedule(), Schedule(STUDY_EVERY, at_once=False)
         self._known: dict[Any, Structure] = {}
-        self._alike: set[Any] = set()
-        """Kinds of arguments, whatever their shapes, of which some were studied."""
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
             for name, module in model.named_modules()
             for key in module._buffers
         ]
-        self._all = list(model.parameters())
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
 
-    def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-        """The model's forward pass, or the ``whole`` of what happens when the model is called."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass."""
         if not self.recorder.listening or self._running:
-            return (whole or self.forward)(*args, **kwargs)
-        self._running, self.run = True, whole or self.forward
+            return self.forward(*args, **kwargs)
+        self._running = True
         try:
             return self._run((args, kwargs))
         finally:
@@ -114,13 +106,10 @@ class Calls:
         structure = self._structure(value)
         rows = rows_in(value, structure.inputs) if structure else 0
         if not structure or not rows:
-            return self._muted(self.run, *value[0], **value[1])
+            return self._muted(self.forward, *value[0], **value[1])
         self.recorder.taps = []
         before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
-        versions = [parameter._version for parameter in self._all]
-        inputs = [(tensor, tensor._version) for tensor in tensors_in([value])]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
-        prints = None if watched is None else fingerprint(self.model)
         apart = None
         if structure.alone:
             result, apart = self.run_apart(value, structure, rows)
@@ -130,9 +119,7 @@ class Calls:
         if len(tensors) != len(structure.outputs):
             raise Unsupported("the model's result has another form than when its structure was learned.")
         self._check_buffers(before)
-        self._check_unchanged(versions, inputs)
-        if watched is not None and prints is not None:
-            check_parameters(prints, fingerprint(self.model))
+        if watched is not None:
             self._check_removal(value, structure, rows, tensors, watched)
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
@@ -159,23 +146,21 @@ class Calls:
         sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
         if not sizes or not sizes[0]:
             return None
-        shapes = tuple([(x.dtype, tuple([True if size == sizes[0] else size for size in x.shape])) for x in tensors])
-        alike = (
+        kind = (
             described(value),
-            tuple([(dtype, tuple([size is True for size in shape])) for dtype, shape in shapes]),
+            tuple([(x.dtype, tuple([size == sizes[0] for size in x.shape])) for x in tensors]),
             tuple([parameter.requires_grad for parameter in self.parameters.values()]),
         )
-        known = self._known.get((shapes, alike))
+        known = self._known.get(kind)
         if known is None or self.study.due():
-            known = self._known[(shapes, alike)] = self._learned(value, sizes, again=alike in self._alike)
-            self._alike.add(alike)
+            known = self._known[kind] = self._learned(value, sizes, again=known is not None)
         return known
 
     def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
         """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
         seed = CHANCE.getrandbits(48) if again else 0
         study = Study(
-            self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
+            self.model, self.forward, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
         )
         refusal: Unsupported | None = None
         for rows in sizes:
@@ -197,7 +182,7 @@ class Calls:
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
-        return self._muted(run_apart, self.run, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
+        return self._muted(run_apart, self.forward, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
 
     def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.muted += 1
@@ -210,13 +195,13 @@ class Calls:
         """All samples at once, with taps."""
         recorder = self.recorder
         if not recorder.learning and not recorder.tracing:
-            return self.run(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         recorder.rows = rows
         inputs = [x for x, dim in zip(tensors_in([args, kwargs]), dims, strict=True) if dim is not None]
         outer, recorder.tracer = recorder.tracer, Tracer(self.meeting.names.keys(), self.meeting, inputs, rows)
         try:
             with recorder.tracer as tracer:
-                result = self.run(*args, **kwargs)
+                result = self.forward(*args, **kwargs)
             if tracer.dynamic:
                 recorder.dynamic = f"the shape of a tensor depends on values ({tracer.dynamic})"
             return result
@@ -229,21 +214,11 @@ class Calls:
             if (now is not old or getattr(now, "_version", 0) != version) and name not in self.public_buffers:
                 raise Unsupported(kept_words(name))
 
-    def _check_unchanged(self, versions: Sequence[int], inputs: Sequence[tuple[Tensor, int]]) -> None:
-        if versions != [parameter._version for parameter in self._all]:
-            places = [place for place, each in enumerate(self._all) if each._version != versions[place]]
-            name = next(name for name, each in self.model.named_parameters() if each is self._all[places[0]])
-            raise Unsupported(changed_words(name))
-        if any(tensor._version != version for tensor, version in inputs):
-            raise Unsupported(
-                "the forward pass changes its input in place: let it work on a copy (x = x * 2, not x.mul_(2))."
-            )
-
     def _check_removal(
         self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
     ) -> None:
         """Replace one sample by something very different: the others may not notice."""
-        run = partial(self._muted, lambda which: list(tensors_in([self.run(*which[0], **which[1])])))
+        run = partial(self._muted, lambda which: list(tensors_in([self.forward(*which[0], **which[1])])))
         seen = [tensor.detach() for tensor in tensors]
         if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
             raise Mixing(
@@ -268,13 +243,13 @@ def used_outside(
     """
     wanted = {id(parameter): name for name, parameter in parameters.items()}
     jumps: dict[Any, tuple[Tensor, ...]] = {}
+    seen: set[Any] = set()
     for call in calls:
         if listened:
             used = (tap for tap in call.taps if tap.build is None or call.structure.taps.get(tap.key) is not None)
             jumps.update({(tap.edge.node, tap.edge.output_nr): tap.sources for tap in used})
         else:
-            jumps.update({(edge.node, edge.output_nr): () for edge in call.edges if edge is not None})
-    seen: set[Any] = set()
+            seen.update(edge.node for edge in call.edges if edge is not None)
     found: list[str] = []
     stack: list[tuple[Any, int]] = [(losses.grad_fn, 0)]
     while stack:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sordina.gradients.calls import Calls
@@ -24,9 +23,9 @@ def install(
     parameters: Mapping[str, Tensor],
     tell: Callable[[str], None],
     public_buffers: frozenset[str],
-    root: tuple[Callable[..., Any], Callable[..., Any]],
+    root: Callable[..., Any],
 ) -> tuple[list[nn.Module], Calls]:
-    """Wrap what has a rule, and the model itself, for whose forward pass and for calling which ``root`` stands in.
+    """Wrap what has a rule, and the model itself, which from then on runs ``root``.
 
     Returns:
         the wrapped modules, and what keeps the model's calls.
@@ -52,14 +51,8 @@ def install(
             calls.forward = forward
         else:
             wrap(module, forward, recorder)
-    wrap(model, root[0], recorder, root[1])
+    wrap(model, root, recorder)
     return [*wrapped, *(module for module, _ in layers), model], calls
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether anything but its forward pass runs when a module is called."""
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def remove(modules: Iterable[nn.Module]) -> None:

@@ -22,40 +22,27 @@ from sordina.gradients.nested import changed, tensors_in
 
 Dims = tuple[int | None, ...]
 """For each tensor among the arguments the dimension of the samples; None where it is the same for all of them."""
-Maker = Callable[[Tensor, int, int, torch.Generator, int], Tensor]
-"""From a real tensor, its dimension of samples, a number of rows and a limit of whole numbers to that many rows."""
-FEW = 2
-"""Whole numbers below it are taken by nearly every model: the first word, the second class."""
-LIMITS = (1009, 101, 29, 13, 7, 5, 4, 3)
-"""Other limits to try: with zeros and ones alone, rows are too much alike to show what happens between them."""
+Maker = Callable[[Tensor, int, int, torch.Generator], Tensor]
+"""From a real tensor, its dimension of samples and a number of rows to that many rows."""
 
 
-def normal_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
-    """Normal numbers, and whole ones from zero on where only those fit."""
+def normal_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Normal numbers, and zeros and ones where only whole numbers fit."""
     shape = _resized(like, dim, rows)
     if like.is_floating_point() or like.is_complex():
         return torch.randn(shape, generator=generator).to(like)
-    return _whole(like, shape, generator, 0, limit)
+    return torch.randint(0, 2, shape, generator=generator).to(like.device, like.dtype)
 
 
-def positive_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
-    """Numbers between a half and one, and whole ones from one on where only those fit."""
+def positive_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Numbers between a half and one, and ones where only whole numbers fit."""
     shape = _resized(like, dim, rows)
     if like.is_floating_point() or like.is_complex():
         return (torch.rand(shape, generator=generator) / 2 + 0.5).to(like)
-    return _whole(like, shape, generator, 1, limit)
+    return torch.ones(shape, dtype=like.dtype, device=like.device)
 
 
-def _whole(like: Tensor, shape: list[int], generator: torch.Generator, low: int, limit: int) -> Tensor:
-    """Whole numbers from ``low`` to below ``limit``, both ends among them."""
-    high = min(limit, 2 if like.dtype == torch.bool else torch.iinfo(like.dtype).max + 1)
-    drawn = torch.randint(low, high, shape, generator=generator).flatten()
-    for place, end in zip(torch.randperm(len(drawn), generator=generator).tolist(), (high - 1, low), strict=False):
-        drawn[place] = end
-    return drawn.view(shape).to(like.device, like.dtype)
-
-
-def real_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
+def real_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator) -> Tensor:
     """Rows of the batch itself, for models that take nothing else."""
     return like.detach().index_select(dim, torch.arange(rows, device=like.device) % max(1, like.shape[dim]))
 
@@ -67,54 +54,14 @@ def _resized(like: Tensor, dim: int, rows: int) -> list[int]:
     return [rows if place == dim else size for place, size in enumerate(like.shape)]
 
 
-Limits = tuple[int, ...]
-"""For each tensor among the arguments the limit of whole numbers in it."""
-
-
-def made(
-    value: Any, dims: Dims, rows: int, maker: Maker, generator: torch.Generator, limits: Limits, double: bool = False
-) -> Any:
+def made(value: Any, dims: Dims, rows: int, maker: Maker, generator: torch.Generator, double: bool = False) -> Any:
     """Arguments like ``value`` for ``rows`` made-up samples."""
-    places = zip(dims, limits, strict=True)
-
-    def change(tensor: Tensor) -> Tensor:
-        dim, limit = next(places)
-        fresh = tensor.detach() if dim is None else maker(tensor, dim, rows, generator, limit)
-        return fresh.double() if double and fresh.is_floating_point() else fresh
-
-    return changed(value, change)
-
-
-def limits_found(value: Any, dims: Dims, takes: Callable[[Limits], bool]) -> Limits:
-    """The largest of `LIMITS` for each tensor of whole numbers that the model takes, one tensor after the other.
-
-    An index beyond a table is an error that can be caught on a processor only; elsewhere it ends the process.
-    """
-    tensors = list(tensors_in([value]))
-    found = [FEW] * len(tensors)
-    for place, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
-        if dim is None or not ranged(tensor):
-            continue
-        for limit in LIMITS:
-            if takes((*found[:place], limit, *found[place + 1 :])):
-                found[place] = limit
-                break
-    return tuple(found)
-
-
-def ranged(tensor: Tensor) -> bool:
-    """Whether a tensor holds whole numbers of which nobody knows how large they may be."""
-    kind = tensor.dtype
-    return not (kind.is_floating_point or kind.is_complex or kind == torch.bool) and tensor.device.type == "cpu"
-
-
-def flipped(value: Any, dims: Dims) -> Any:
-    """The arguments with the samples in the opposite order."""
     places = iter(dims)
 
     def change(tensor: Tensor) -> Tensor:
         dim = next(places)
-        return tensor if dim is None else tensor.flip(dim)
+        fresh = tensor.detach() if dim is None else maker(tensor, dim, rows, generator)
+        return fresh.double() if double and fresh.is_floating_point() else fresh
 
     return changed(value, change)
 
@@ -160,21 +107,11 @@ DROPOUTS = {
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
     "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
 }  # fmt: skip
-UNIFORM, NORMAL, YES, LONG, COUNT = (
-    (0.4, 0.03, 0.97),
-    (0.3, -1.8, 1.8),
-    (1.0, 0.0, 1.0),
-    (0.7, 0.1, 3.0),
-    (1.0, 1.0, 2.0),
-)
 DRAWS = {
-    "rand": UNIFORM, "rand_like": UNIFORM, "uniform_": UNIFORM, "randn": NORMAL, "randn_like": NORMAL, "normal": NORMAL,
-    "normal_": NORMAL, "cauchy_": NORMAL, "bernoulli": YES, "bernoulli_": YES, "poisson": YES, "exponential_": LONG,
-    "log_normal_": LONG, "geometric_": COUNT, "random_": COUNT,
+    "rand": 0.4, "rand_like": 0.4, "randn": 0.3, "randn_like": 0.3, "normal": 0.3, "bernoulli": 1.0, "poisson": 1.0,
+    "uniform_": 0.4, "normal_": 0.3, "bernoulli_": 1.0, "exponential_": 0.7, "log_normal_": 0.7, "cauchy_": 0.3,
+    "geometric_": 1.0, "random_": 1.0,
 }  # fmt: skip
-"""What random numbers are replaced by: an ordinary value, a low one and a high one."""
-CASES = (0, 1, 2)
-"""Which of them: what a model does now and then, by the toss of a coin, is done in one of the cases."""
 RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions that drop values inside, and the place of the rate among their arguments."""
 
@@ -188,21 +125,6 @@ class WithoutChance(TorchFunctionMode):
     def __init__(self, own: torch.Generator | None = None) -> None:
         super().__init__()
         self.own = own
-        self.case = 0
-        """Which of `CASES` is played."""
-        self._seeds: list[int] = []
-
-    def begin(self, case: int) -> None:
-        """Play a case from here on."""
-        self.case, self._seeds = case, []
-        if case:
-            torch.default_generator.manual_seed(case)
-            random.seed(case)
-            np.random.seed(case)  # noqa: NPY002
-
-    def seeds(self) -> list[int]:
-        """From which seeds random numbers came since: they may not depend on samples."""
-        return [*self._seeds, torch.initial_seed()]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -220,12 +142,13 @@ class WithoutChance(TorchFunctionMode):
             elif "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
         result = func(*args, **kwargs)
-        generator = kwargs.get("generator")
-        if generator is not None and generator is not self.own:
-            self._seeds.append(generator.initial_seed())
-        if name in DRAWS and isinstance(result, Tensor) and (self.own is None or generator is not self.own):
+        if (
+            name in DRAWS
+            and isinstance(result, Tensor)
+            and (self.own is None or kwargs.get("generator") is not self.own)
+        ):
             with torch.no_grad():
-                result.fill_(DRAWS[name][self.case])
+                result.fill_(DRAWS[name])
         return result
 
 
@@ -253,15 +176,6 @@ def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
     many = few.repeat(-(-value.numel() // len(few)))[: value.numel()].view(value.shape)
     size = float(value.detach().float().square().mean().sqrt())
     return (many * (0.1 * (size if np.isfinite(size) else 0.0) + 0.05)).to(value)
-
-
-def fingerprint(model: nn.Module) -> dict[str, float]:
-    """A number for each parameter that changes with its values."""
-    with torch.no_grad():
-        return {
-            name: float(value.sum(dtype=torch.float64)) + 1e-3 * float(value.flatten()[::7].sum(dtype=torch.float64))
-            for name, value in ((name, torch.nan_to_num(each.detach())) for name, each in model.named_parameters())
-        }
 
 
 class Snapshot:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 from torch import nn
@@ -18,12 +18,9 @@ _OWNER = "_sordina_owner"
 _OWN_FORWARD = "_sordina_own_forward"
 
 
-def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Callable[..., Any] | None = None) -> None:
-    """Let ``module`` run ``forward`` (called without the module) on behalf of ``owner``, until `unwrap`.
-
-    ``call`` takes the place of calling the module, hooks included; its first argument does what calling did before.
-    """
-    kind: Any = type(module)
+def wrap(module: nn.Module, forward: Callable[..., Any], owner: object) -> None:
+    """Let ``module`` run ``forward`` (called without the module) on behalf of ``owner``, until `unwrap`."""
+    kind = type(module)
     own_forward = module.__dict__.pop("forward", None)
 
     @wraps(kind.forward)
@@ -43,13 +40,8 @@ def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Ca
             state = {**state, "forward": own_forward}
         return made, arguments, state, *rest
 
-    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        before = partial(kind.__call__, self)
-        return call(before, *args, **kwargs) if call and self is module else before(*args, **kwargs)
-
     members = {
         "forward": run,
-        **({} if call is None else {"__call__": called}),
         "__reduce_ex__": reduce,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,

@@ -27,6 +27,7 @@ _NEIGHBOURS = {
 }
 _TRUST = {
     "central": "Whoever trains sees the data; whoever gets the model does not.",
+    "distributed": "The server sees sums of updates only, and must follow the protocol.",
     "local": "Nobody but the person (or client) sees the data.",
     "metric": "Nobody but the client sees the data; what is hidden is where in a neighbourhood it lies.",
     "network": "Each party sees only what its neighbours send.",

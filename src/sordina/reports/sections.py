@@ -48,7 +48,7 @@ def _gauge(run: Run) -> str:
         refuted
         or claim.other_model
         or claim.private is None
-        or claim.trust not in ("central", "local")
+        or claim.trust not in ("central", "distributed", "local")
         or (run.private and claim.epsilon is None)
     ):
         return ""

@@ -9,10 +9,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from sordina.errors import BudgetRefused
-from sordina.federated.engines.letters import written
+from sordina.federated.engines.letters import SUM, written
 from sordina.federated.engines.participation import Desk, answer
 from sordina.federated.engines.records import Instruction, read, reply
+from sordina.federated.engines.secure_round import begin, common_of, continued
 from sordina.federated.messages import Parcel
+from sordina.federated.privacy.distributed import Distributed
 
 LOG = logging.getLogger("sordina.federated")
 
@@ -33,6 +35,9 @@ def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
             size = desk.side.work.width(instruction.sent)
             call = instruction.call(desk.side.placement.start(size))
             letter = answer(desk, call, context.run_id, instruction.client)
+            if isinstance(desk.side.placement, Distributed) and SUM + "0" in letter:
+                common = common_of(desk.side.placement, call)
+                return Message(begin(letter[SUM + "0"], instruction.client, common, context), reply_to=message)
         except BudgetRefused as error:
             LOG.warning("nothing is sent: %s", error)
             letter = written(Parcel(withheld=1))
@@ -41,5 +46,13 @@ def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
             letter = written(Parcel(rejected=1))
         return Message(reply(letter), reply_to=message)
 
+    def query(message: Message, context: Context) -> Message:
+        try:
+            return Message(continued(message, context), reply_to=message)
+        except Exception:
+            LOG.exception("this client leaves the sum; nothing left it.")
+            return Message(reply(written(Parcel(rejected=1))), reply_to=message)
+
     app.train()(train)
+    app.query()(query)
     return app

@@ -20,12 +20,15 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from sordina.errors import DataNotFound, InvalidInput
+from sordina.federated.decentralized.secure_aggregation import AggregationServer
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.engines.records import instruct, parcel_in, weight
+from sordina.federated.engines.secure_round import SecureRound, common_of, content_bytes
 from sordina.federated.guard import Guard
 from sordina.federated.messages import Parcel, Refusal
 from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.privacy.central import Central
+from sordina.federated.privacy.distributed import Distributed
 
 LOG = logging.getLogger("sordina.federated")
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
@@ -96,6 +99,8 @@ class Flower:
 
     def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
         """Ask the nodes in the drawn clients' seats and add up what may be used, in the order of the draw."""
+        if isinstance(side.placement, Distributed):
+            return self._summed_securely(side, side.placement, call, clients, rng)
         parcels, aside = self.apart(side, call, clients, rng)
         there = [(int(client), parcels[int(client)]) for client in clients if int(client) in parcels]
         total = aside + self.guard.judge(there, side, call)
@@ -134,6 +139,33 @@ class Flower:
         parcels = {client: parcel for client, parcel in arrived.items() if _numbers(parcel)}
         return parcels, sum(aside, Parcel(dropped=len(contents) - len(arrived)))
 
+    def _summed_securely(
+        self, side: ClientSide, placement: Distributed, call: Call, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> Parcel:
+        """The sum of the drawn clients' vectors, of which none is seen."""
+        started, asked, bytes_of = time.monotonic(), set[int](), [0, 0]
+        self._seat(set())
+
+        def exchange(contents: dict[int, RecordDict], kind: str) -> dict[int, Message]:
+            ids, _ = self._ask(contents, call.order.round, kind)
+            asked.update(ids.values())
+            replies = {client: message for client, message in self._replies(ids) if message is not None}
+            bytes_of[0] += sum(content_bytes(contents[client]) for client in ids.values())
+            bytes_of[1] += sum(content_bytes(one.content) for one in replies.values() if one.has_content())
+            return replies
+
+        order = tuple(int(one) for one in rng.permutation(clients))
+        common = common_of(placement, call)
+        work = SecureRound(exchange, call, self.side_number(side), AggregationServer(common, order))
+        total = work.run()
+        self._note(side, asked, work.aside, side.work.width(call.sent))
+        self._seat({one for one in order if one not in asked})
+        for refusal in total.refused:
+            words = "round %d: client %d is left out: %s"
+            LOG.warning(words, call.order.round + 1, refusal.sender, refusal.reason)
+        self.traffic.append(Traffic(bytes_of[0], bytes_of[1], time.monotonic() - started))
+        return total
+
     def _seat(self, silent: set[int]) -> None:
         """Give the seats of nodes that left, and of ``silent`` ones, to nodes that wait.
 
@@ -149,7 +181,9 @@ class Flower:
             elif node not in present:
                 self.seats[seat] = None
 
-    def _ask(self, contents: dict[int, RecordDict], number: int) -> tuple[dict[str, int], set[int]]:
+    def _ask(
+        self, contents: dict[int, RecordDict], number: int, kind: str = "train"
+    ) -> tuple[dict[str, int], set[int]]:
         """Push one message per client; returns whom each message is for, and the clients no node stands for."""
         asked: dict[str, int] = {}
         absent = set()
@@ -157,7 +191,7 @@ class Flower:
             node = self.seats[client]
             ids: list[str | None] = [None]
             if node is not None:
-                message = Message(content, node, "train", ttl=self.deadline, group_id=str(number))
+                message = Message(content, node, kind, ttl=self.deadline, group_id=str(number))
                 ids = list(self.grid.push_messages([message])) or [None]
             if ids[0] is None:
                 absent.add(client)

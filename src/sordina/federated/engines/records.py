@@ -45,7 +45,9 @@ def instruct(call: Call, client: int, side: int = 0) -> RecordDict:
     """The server's message to one client: public values only."""
     order = {"seed": call.order.seed, "round": call.order.round, "client": client, "side": side}
     sent = {name: value.detach().cpu().numpy() for name, value in call.sent.items()}
-    return RecordDict({_SENT: _arrays(sent), _PRIVACY: _arrays(pack(call.privacy)), _ORDER: ConfigRecord(order)})
+    return RecordDict(
+        {_SENT: write_arrays(sent), _PRIVACY: write_arrays(pack(call.privacy)), _ORDER: ConfigRecord(order)}
+    )
 
 
 def read(content: RecordDict) -> Instruction:
@@ -53,7 +55,7 @@ def read(content: RecordDict) -> Instruction:
     try:
         order = content.config_records[_ORDER]
         seed, number, client, side = (order[name] for name in ("seed", "round", "client", "side"))
-        sent, privacy = (_plain(content.array_records[name]) for name in (_SENT, _PRIVACY))
+        sent, privacy = (read_arrays(content.array_records[name]) for name in (_SENT, _PRIVACY))
     except Exception as error:
         raise InvalidInput(f"this instruction is not of Sordina's making ({type(error).__name__}).") from error
     if not all(type(one) is int and 0 <= one < _LARGEST for one in (seed, number, client, side)):
@@ -64,14 +66,14 @@ def read(content: RecordDict) -> Instruction:
 
 def reply(letter: Mapping[str, NDArray[Any]]) -> RecordDict:
     """A client's message: its letter and nothing else."""
-    return RecordDict({_LETTER: _arrays(letter)})
+    return RecordDict({_LETTER: write_arrays(letter)})
 
 
 def parcel_in(content: RecordDict) -> Parcel:
     """The parcel in a client's message; anything else in it, or anything amiss, is refused."""
     if set(content) != {_LETTER} or _LETTER not in content.array_records:
         raise InvalidInput(f"malformed: a reply holds one letter, this one holds {len(content)} records")
-    return parcel_of(_plain(content.array_records[_LETTER]))
+    return parcel_of(read_arrays(content.array_records[_LETTER]))
 
 
 def weight(content: RecordDict) -> int:
@@ -80,11 +82,16 @@ def weight(content: RecordDict) -> int:
     return sum(int(record.count_bytes()) for record in records)
 
 
-def _arrays(values: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+def write_arrays(values: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Arrays as one of Flower's records.
+
+    Args:
+        values: Arrays by name.
+    """
     return ArrayRecord({name: Array(*encode(value)) for name, value in values.items()})
 
 
-def _plain(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+def read_arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     """The arrays of a foreign record; Flower's own reader is never called: it interprets what it is sent."""
     if len(record) > _ARRAYS:
         raise InvalidInput(f"malformed: {len(record)} arrays in one record")

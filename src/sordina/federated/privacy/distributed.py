@@ -33,7 +33,7 @@ The server knows who takes part, so sampling amplifies nothing: participations o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -46,11 +46,13 @@ from sordina.accounting import ApproximateDP, Composed, Event, Gaussian, Repeate
 from sordina.clipping import Fixed, Policy
 from sordina.clipping.policy import spread
 from sordina.errors import InvalidInput
+from sordina.federated.clients.work import ClientWork
 from sordina.federated.decentralized.aggregation_graph import AggregationGraph, plan_graph
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.objective import Objective
 from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, Statement
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
 from sordina.federated.selection import InTurn, Selection
 from sordina.gradients.explicit import MatrixTape
 from sordina.random.noise import add_gaussian, grid_of
@@ -66,7 +68,7 @@ class DistributedState:
 
     size: int
     policy: Any
-    remained: tuple[int, ...] = ()
+    remained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,10 @@ class Distributed:
         pairs = zip(bounds, nus, strict=True)
         return [math.nextafter(bound * nu / math.sqrt(self.honest), math.inf) for bound, nu in pairs]
 
+    def length(self, state: DistributedState) -> int:
+        """How many integers a client contributes."""
+        return sum(one.numel() for one in self._answers(torch.zeros(1, state.size), state))
+
     def bits(self, state: DistributedState) -> int:
         """32 where no sum of clipped updates and noise can leave that range, else 64.
 
@@ -208,7 +214,8 @@ class Distributed:
         noise = tuple(scale * math.sqrt(parcel.answered) for scale in scales)
         released = Released(tuple(answers), noise, float(parcel.answered))
         policy = self.clipping.adapt(state.policy, released)
-        return Release(released.mean()), DistributedState(state.size, policy, (*state.remained, parcel.answered))
+        remained = torch.cat([state.remained, torch.tensor([parcel.answered])])
+        return Release(released.mean()), DistributedState(state.size, policy, remained)
 
     def event(self, remained: int | None = None) -> Event:
         """What one round costs, from the noise of the honest clients that remained.
@@ -224,7 +231,7 @@ class Distributed:
         """What the client that took part most often is guaranteed, its rounds taken to be the costliest ones."""
         state = facts.state if isinstance(facts.state, DistributedState) else DistributedState(facts.size, None)
         open_rounds = max(facts.participations - len(state.remained), 0)
-        rounds: list[int | None] = [*[None] * open_rounds, *sorted(state.remained)]
+        rounds: list[int | None] = [*[None] * open_rounds, *sorted(state.remained.tolist())]
         parts = [self.event(one) for one in rounds[: facts.participations]]
         failure = facts.participations * self.graph.failure
         event = Composed((*parts, ApproximateDP(0.0, failure)) if failure else tuple(parts))
@@ -261,3 +268,44 @@ class Distributed:
             add_gaussian(values, scale, rng)
             parts.append(np.rint(values / grid_of(scale)[0]).astype(np.int64))
         return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class DistributedDP:
+    """Privacy of every client against the server and those who collude with it: shared noise under secure aggregation.
+
+    Args:
+        budget: Epsilon and delta of every client.
+        clipping: How a client's update is bounded; `Fixed(1.0)` if left out.
+        honest_share: The share of the clients of a round that does not collude with the server.
+        dropout: The largest share of the clients of a round that may drop out of it; with more, it is given up.
+    """
+
+    budget: Budget
+    clipping: Policy[Any] | None = None
+    honest_share: float = 0.7
+    dropout: float = 0.1
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        return "distributed"
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """Noise for as often as a client takes part, and clients in turn.
+
+        Args:
+            objective: Model and loss.
+            work: What the algorithm's clients compute.
+            facts: What is public about the run.
+        """
+        placement = Distributed.within(
+            self.budget,
+            facts.clients_per_round,
+            facts.participations,
+            honest_share=self.honest_share,
+            dropout=self.dropout,
+            clipping=self.clipping,
+        )
+        selection = InTurn(facts.clients_per_round, facts.seed or 0)
+        return Placed(work, placement, selection, Fraction(placement.participations))

@@ -1,0 +1,187 @@
+"""Distributed privacy on Flower: the protocol through the real ClientApp, what crosses, and what clients may do."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
+
+from scipy.stats import chisquare
+from torch import nn
+
+from sordina.errors import Unsupported
+from sordina.federated import losses
+from sordina.federated.client_policy import ClientPolicy
+from sordina.federated.clients.training import LocalTraining
+from sordina.federated.clients.work import LocalSteps
+from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.objective import of_module
+from sordina.federated.population import Population
+from sordina.federated.privacy.distributed import Distributed
+from sordina.federated.recipe import Recipe, run
+from sordina.federated.run import Method, federate
+from sordina.federated.selection import InTurn
+from sordina.federated.strategies.mean import AddMean
+from sordina.types import Budget
+
+_spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
+double = importlib.util.module_from_spec(_spec)
+sys.modules["double"] = double
+_spec.loader.exec_module(double)
+
+CLIENTS, ROUNDS = 8, 2
+
+
+def parts(width=4, epsilon=1e6):
+    rng = np.random.default_rng(0)
+    shards = [
+        (torch.from_numpy(rng.normal(size=(5, width))), torch.from_numpy(rng.normal(size=5))) for _ in range(CLIENTS)
+    ]
+    population = Population.of(shards)
+    objective = of_module(nn.Linear(width, 1).double(), losses.named("mse"))
+    placement = Distributed.within(Budget(epsilon, 1e-3), CLIENTS, ROUNDS, honest_share=0.75, dropout=0.25)
+    work = LocalTraining(objective, LocalSteps(0.05, 3))
+    method = Method(AddMean(1.0), work, placement, InTurn(CLIENTS))
+    return method, population, torch.zeros(1, objective.size, dtype=torch.float64)
+
+
+def engine_of(method, population, folder, **options):
+    from sordina.federated.engines.engine import ClientSide
+
+    side = ClientSide(method.work, method.placement)
+    return double.fleet(side, population, folder, limit=Fraction(ROUNDS), **options)
+
+
+def go(method, engine, models, rounds=ROUNDS):
+    return federate(method, engine, models, clients=CLIENTS, rounds=rounds, rng=np.random.default_rng(1))
+
+
+def test_on_flower_as_in_process_up_to_the_noise(tmp_path):
+    method, population, models = parts()
+    apart = go(method, engine_of(method, population, tmp_path), models)
+    together = go(method, InProcess(population, limit=Fraction(ROUNDS)), models)
+    torch.testing.assert_close(apart.models, together.models, atol=2e-2, rtol=0)
+    assert apart.models.norm() > 0.1
+    assert apart.statement.epsilon == pytest.approx(together.statement.epsilon)
+    assert [one.answered for one in apart.history] == [CLIENTS] * ROUNDS
+
+
+def test_the_server_sees_uniform_words_and_no_count(tmp_path):
+    method, population, models = parts(width=5000)
+    engine = engine_of(method, population, tmp_path)
+    go(method, engine, models, rounds=1)
+    replies = [reply.content for _, reply in engine.grid.replies]
+    vectors = [
+        record["masked"] for content in replies for record in content.array_records.values() if "masked" in record
+    ]
+    assert len(vectors) == CLIENTS
+    for one in vectors:
+        counts = np.bincount(np.frombuffer(one.data, dtype=np.uint8), minlength=256)
+        assert chisquare(counts).pvalue > 1e-6
+    seen = {key for content in replies for record in content.config_records.values() for key in record}
+    assert seen == {"keys", "digest", "numbers", "data"}
+    assert not any("letter" in content or "vectors" in content for content in replies)
+
+
+@pytest.mark.parametrize("step", ["keys", "digest", "masked", "shares"])
+def test_clients_drop_out_at_every_step(tmp_path, step):
+    method, population, models = parts()
+    order = ["keys", "digest", "masked", "shares"]
+    calls = {}
+
+    def lose(node, reply):
+        calls[node] = calls.get(node, -1) + 1
+        return None if node in (101, 104) and order[calls[node] % 4] == step else reply
+
+    engine = engine_of(method, population, tmp_path, tamper=lose, deadline=0.5)
+    result = go(method, engine, models, rounds=1)
+    assert result.history[0].answered == (CLIENTS if step == "shares" else CLIENTS - 2)
+    assert result.models.norm() > 0.03
+
+
+def test_too_few_that_remain_change_nothing(tmp_path):
+    method, population, models = parts()
+    engine = engine_of(
+        method, population, tmp_path, tamper=lambda node, reply: None if node < 103 else reply, deadline=0.3
+    )
+    result = go(method, engine, models, rounds=1)
+    assert result.history[0].answered == 0
+    assert not result.models.any()
+    assert result.statement.epsilon is not None
+
+
+def test_garbage_leaves_the_sum_and_is_named(tmp_path):
+    from flwr.app import ConfigRecord, RecordDict
+
+    method, population, models = parts()
+
+    def spoil(node, reply):
+        if node == 102 and reply.has_content() and "secure" in reply.content.config_records:
+            reply.content = RecordDict({"secure": ConfigRecord({"keys": b"short", "numbers": [1], "data": [b"x"]})})
+        return reply
+
+    result = go(method, engine_of(method, population, tmp_path, tamper=spoil), models, rounds=1)
+    assert result.history[0].answered == CLIENTS - 1
+    assert [one.sender for one in result.history[0].refused] == [2]
+
+
+def test_a_client_does_not_unmask_for_a_server_that_says_few_remained(tmp_path):
+    """Whatever the server claims, fewer survivors than the client's own copy of the run allows are refused."""
+    from flwr.app import Context, RecordDict
+    from flwr.app.user_config import UserConfig
+
+    from sordina.federated.decentralized.secure_aggregation import Aborted, SecureSum
+    from sordina.federated.engines.secure_round import begin, continued
+
+    method, _, _ = parts()
+    placement = method.placement
+    common = SecureSum("r", placement.graph, placement.least, 4, 32)
+    contexts = [Context(1, node, UserConfig(), RecordDict(), UserConfig()) for node in range(CLIENTS)]
+    keys = {
+        node: begin(np.zeros(4, dtype=np.int64), node, common, contexts[node]).config_records["secure"]["keys"]
+        for node in range(CLIENTS)
+    }
+
+    def asked(step, numbers, data, count=CLIENTS):
+        from types import SimpleNamespace
+
+        record = {"step": step, "numbers": numbers, "data": data, "count": count}
+        return SimpleNamespace(content=SimpleNamespace(config_records={"secure": record}))
+
+    letters = {}
+    for node in range(CLIENTS):
+        others = [one for one in range(CLIENTS) if one != node]
+        sent = continued(asked("share", others, [keys[one] for one in others]), contexts[node]).config_records["secure"]
+        letters[node] = dict(zip(sent["numbers"], sent["data"], strict=True))
+    others = list(range(1, CLIENTS))
+    continued(asked("mask", others, [letters[one][0] for one in others]), contexts[0])
+    with pytest.raises(Aborted, match="too few"):
+        continued(asked("unmask", others, [b""] * len(others), placement.least - 1), contexts[0])
+
+
+def test_a_policy_believes_in_its_own_share_of_honest_clients():
+    from sordina.errors import BudgetRefused
+
+    policy = ClientPolicy(("distributed",), epsilon=8.0, delta=1e-3, honest_share=0.5)
+    method, _, _ = parts()
+    with pytest.raises(BudgetRefused, match="more honest clients"):
+        policy.check_placement(method.placement)
+    replace(policy, honest_share=0.9).check_placement(method.placement)
+
+
+def test_as_a_user_types_it_in_process():
+    recipe = Recipe(
+        "synthetic", "fedavg", privacy="distributed", rounds=3, clients_per_round=20, epsilon=8.0, delta=1e-4, seed=0,
+        dropout=0.05, tolerated_dropout=0.2,
+    )  # fmt: skip
+    finished = run(recipe)
+    assert finished.result.statement.placement == "distributed"
+    assert finished.result.statement.epsilon <= 8.0
+    with pytest.raises(Unsupported, match="hostile"):
+        run(replace(recipe, hostile="huge:1"))
