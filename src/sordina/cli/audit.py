@@ -46,7 +46,7 @@ def membership(
     from sordina.auditing.runs import audit_run, write_audit
 
     names = [name.strip() for name in attacks.split(",") if name.strip()]
-    with _bar("shadow models", shown=not as_json) as tick:
+    with bar("shadow models", shown=not as_json) as tick:
         found = audit_run(run, names, rows=rows, shadows=shadows, confidence=confidence, seed=seed, progress=tick)
     folder = write_audit(found, out or run)
     _say(as_json, found.to_dict(), found.results, found.verdict, folder)
@@ -81,7 +81,7 @@ def canaries(
     from sordina.auditing.result import Audit
     from sordina.auditing.runs import write_audit
 
-    with _bar("training", shown=not as_json) as tick:
+    with bar("training", shown=not as_json) as tick:
         result = audit_training(
             epsilon, delta, rate=rate, steps=steps, runs=runs, one_run=one_run, clipping=clipping, plant=plant,
             confidence=confidence, seed=seed, progress=tick,
@@ -106,7 +106,7 @@ def soundness(
     """
     from sordina.auditing.studies.soundness import soundness_study
 
-    with _bar("audits", shown=not as_json) as tick:
+    with bar("audits", shown=not as_json) as tick:
         study = soundness_study(audits, canaries=canaries, confidence=confidence, seed=seed, progress=tick)
     if as_json:
         say_json(study.to_dict())
@@ -176,7 +176,7 @@ def inversion(
     from sordina.auditing.studies.reconstruction import NUS, named_defences, reconstruction_study
 
     nus = nu or (() if sigma or clip else NUS)
-    with _bar("images", shown=not as_json) as tick:
+    with bar("images", shown=not as_json) as tick:
         study = reconstruction_study(
             dataset, images=images, batch=batch, attack=attack, seed=seed, progress=tick,
             defences=named_defences(nus, sigma or (), clip or ()),
@@ -283,7 +283,7 @@ def _bars(*, shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]
 
 
 @contextmanager
-def _bar(stage: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+def bar(stage: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
     """One bar, that appears with its first step."""
     with _bars(shown=shown) as start:
         ticks: list[Callable[[int, int], None]] = []

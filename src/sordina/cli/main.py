@@ -13,6 +13,7 @@ from sordina import __version__
 from sordina.cli import (
     account,
     audit,
+    audit_releases,
     card,
     collect,
     compare,
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
+audit.app.add_typer(audit_releases.app, name="releases")
 app.add_typer(audit.app, name="audit")
 app.add_typer(collect.app, name="collect")
 app.add_typer(flower.app, name="flower")

@@ -6,7 +6,16 @@ import math
 from typing import Any
 
 from sordina.errors import InvalidInput
-from sordina.reports.facts import Attack, Fairness, Group, Image, Interval, Reconstruction
+from sordina.reports.facts import (
+    Attack,
+    Fairness,
+    Group,
+    Image,
+    Interval,
+    Measure,
+    Reconstruction,
+    ReleaseAttack,
+)
 
 _BRIGHTEST = 1.0
 
@@ -61,6 +70,33 @@ def reconstructions(found: dict[str, Any]) -> tuple[Reconstruction, ...]:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"inversion.json does not read as reconstructions ({error}).") from error
+
+
+def release(found: dict[str, Any]) -> ReleaseAttack | None:
+    """A ``release.json``: `sordina.auditing.releases.ReleaseStudy.to_dict`; None if there is none."""
+    if not found:
+        return None
+    try:
+        return ReleaseAttack(
+            attack=str(found["attack"]),
+            title=str(found["title"]),
+            data=str(found["data"]),
+            private=str(found["private"]),
+            verdict=str(found["verdict"]),
+            measures=tuple(
+                Measure(str(line["measure"]), _finite(line["naive"]), _finite(line["ours"]), _finite(line["chance"]))
+                for line in found["lines"]
+            ),
+            x=str(found["x"]),
+            y=str(found["y"]),
+            log_x=bool(found["log_x"]),
+            curves=tuple(
+                (str(curve["label"]), tuple(map(float, curve["x"])), tuple(map(float, curve["y"])))
+                for curve in found["curves"]
+            ),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(f"release.json does not read as an attack on a release ({type(error).__name__}).") from error
 
 
 def fairness(found: dict[str, Any]) -> Fairness | None:

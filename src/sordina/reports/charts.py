@@ -89,6 +89,18 @@ def measured(runs: Sequence[Run]) -> Bars | None:
     return Bars("Measured against claimed ε", summary, Axis("ε: bar = measured at least, mark = claimed"), tuple(bars))
 
 
+def release(run: Run) -> Chart | None:
+    """The curves of an attack on a release."""
+    found = run.release
+    if found is None or not found.curves:
+        return None
+    series = [
+        Series(label, tuple(zip(x, y, strict=True)), index % STYLES, reference=label == "guessing")
+        for index, (label, x, y) in enumerate(found.curves)
+    ]
+    return _chart(found.title, found.verdict, Axis(found.x, log=found.log_x), Axis(found.y), series)
+
+
 def leakage(run: Run, bins: int = 8) -> Bars | None:
     """How many clients leaked how much."""
     if not run.leakage:

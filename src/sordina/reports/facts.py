@@ -98,6 +98,32 @@ class Reconstruction:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """One measure of an attack on a release: on the naive release, on ours, and by guessing."""
+
+    name: str
+    naive: float | None
+    ours: float | None
+    chance: float | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseAttack:
+    """An attack on a release of statistics: the naive one and ours."""
+
+    attack: str
+    title: str
+    data: str
+    private: str
+    verdict: str
+    measures: tuple[Measure, ...]
+    x: str = ""
+    y: str = ""
+    log_x: bool = False
+    curves: tuple[tuple[str, tuple[float, ...], tuple[float, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
 class Group:
     """How one group of people fares; a rate is None where nobody it speaks of exists."""
 
@@ -140,6 +166,7 @@ class Run:
     accuracy: float | None = None
     attacks: tuple[Attack, ...] = ()
     reconstructions: tuple[Reconstruction, ...] = ()
+    release: ReleaseAttack | None = None
     leakage: tuple[float, ...] = ()
     """What each client leaked, by its own account."""
     leakage_limit: float | None = None

@@ -9,6 +9,7 @@ file                     what it gives
 ``result.json``          a federation's clients and fairness
 ``audit.json``           membership attacks on the run's model
 ``inversion.json``       images reconstructed from updates
+``release.json``         an attack on a release of statistics
 ``fairness.json``        how groups fare
 =======================  =============================================================================
 """
@@ -29,12 +30,12 @@ from typing import Any
 from sordina import private_files
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError
-from sordina.reports.attacked import attacks, fairness, reconstructions
+from sordina.reports.attacked import attacks, fairness, reconstructions, release
 from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
 from sordina.reports.verification import Verification, verify
 from sordina.run_folder import read_facts, read_json
 
-_MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json")
+_MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json", "release.json")
 _FIRST = re.compile(r"\b(?:initial|threshold|C)=([0-9.eE+-]+)")
 """The first threshold in a policy's name."""
 _METRIC = (
@@ -109,6 +110,7 @@ def _run(folder: Path) -> Run:
         accuracy=_number(result.get("validation_accuracy", last(history, "accuracy"))),
         attacks=attacks(audited),
         reconstructions=reconstructions(_object(folder / "inversion.json") or audited),
+        release=release(_object(folder / "release.json")),
         leakage=_leakage(privacy),
         leakage_limit=_number(privacy.get("leakage_limit")),
         fairness=fairness(_object(folder / "fairness.json") or next(iter(result.get("fairness", {}).values()), {})),

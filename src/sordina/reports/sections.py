@@ -145,6 +145,28 @@ def _shot(image: Image, alt: str, *lines: str) -> str:
     return f'<div><img src="{data_address(image)}" width="132" height="132" alt="{escape(alt)}">{said}</div>'
 
 
+def released(report: Report) -> str:
+    """Attacks on releases of statistics: the naive release beside ours."""
+    parts = []
+    for run in report.runs:
+        found = run.release
+        if found is None:
+            continue
+        rows = [(one.name, *map(_share, (one.naive, one.ours, one.chance))) for one in found.measures]
+        parts.append(
+            f'<div class="card"><h3>{escape(found.title)}</h3>'
+            f"{paragraph(f'{found.data}. Ours: {found.private}.')}"
+            f"{table(('measure', 'naive release', 'ours', 'guessing'), rows, f'Attack: {found.attack}')}"
+            f"{paragraph(found.verdict, 'hint')}</div>"
+        )
+        parts.append(figure(charts.release(run)))
+    return section("releases", "Attacks on releases of statistics", cards(parts, "cards charts"))
+
+
+def _share(value: float | None) -> str:
+    return "—" if value is None else f"{value:.4g}"
+
+
 def clients(report: Report) -> str:
     """Leakage of clients and fairness towards groups."""
     figures = [figure(charts.leakage(run)) for run in report.runs]
@@ -250,4 +272,4 @@ def _number(value: float) -> str:
     return "∞" if math.isinf(value) else format_down(value, 3)
 
 
-ORDER = (answer, course, attacked, reconstructed, clients, fair, ledger, caveats, origin)
+ORDER = (answer, course, attacked, reconstructed, released, clients, fair, ledger, caveats, origin)
