@@ -286,3 +286,45 @@ class TestResume:
         with pytest.raises(sd.errors.InvalidInput, match="came out as 0"):
             search(folder=tmp_path / "s").fit(train, held_out, resume=True)
         assert not (tmp_path / "s" / INTERNAL).exists()
+
+
+class Odd(nn.Module):
+    """A use of parameters for which there is no rule: the engine says so, once in every run."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 2))
+
+    def forward(self, x):
+        return torch.stack([torch.einsum("i,ij->j", row, self.weight) for row in x])
+
+
+def test_the_log_is_the_same_however_many_runs_there_were(train, held_out, monkeypatch, caplog):
+    def make(seed):
+        loss = nn.functional.cross_entropy
+        return sd.Trainer(Odd(), loss, sd.Budget(1, 1e-5), batch_size=BATCH, steps=2, lr=0.1)
+
+    said = []
+    for runs in (1, 4):
+        always(monkeypatch, runs)
+        caplog.clear()
+        search(make).fit(train, held_out)
+        said.append([(record.name, record.getMessage()) for record in caplog.records])
+    assert said[0] == said[1]
+    assert any("one sample at a time" in words for _, words in said[0])
+
+
+def test_what_samples_mix_in_costs_a_search_nothing(train, held_out, tmp_path):
+    class Nosy(Odd):
+        def forward(self, x):
+            return super().forward(x - x.mean(0))
+
+    def make(seed):
+        return sd.Trainer(Nosy(), nn.functional.cross_entropy, sd.Budget(1, 1e-5), batch_size=BATCH, steps=2)
+
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("people", sd.Budget(3, 1e-5), accountant="rdp")
+    with pytest.raises(Unsupported, match="mix"):
+        search(make, folder=tmp_path / "s", ledger=ledger, dataset_budget="people").fit(train, held_out)
+    assert ledger.spends() == {}
+    assert not (tmp_path / "s").exists()

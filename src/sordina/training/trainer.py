@@ -22,11 +22,12 @@ from sordina.accounting.ledger import Ledger
 from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput
+from sordina.gradients import Engine
 from sordina.gradients.check import frozen_norms
 from sordina.gradients.removal import LossWatch
 from sordina.run_folder import METRICS
 from sordina.sampling import Users
-from sordina.training.batches import as_rows, blank_batch, inputs_and_target
+from sordina.training.batches import Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
 from sordina.training.data_checks import check_takes
 from sordina.training.distance import AutomaticRate
@@ -137,14 +138,24 @@ class Trainer:
             check_takes(self.model, self.loss, as_rows(rows))
         private = self.private(data)
         private.own_loop = False
-        batch, rows = blank_batch(private.rows)
-        if private.engine is not None and batch is not None:
+        if private.engine is not None:
             try:
-                private.engine.rehearse(lambda: self._losses(batch), rows)
+                self.rehearse(private.rows, private.engine)
             except BaseException:
                 private.close()
                 raise
         return private
+
+    def rehearse(self, rows: Rows, engine: Engine) -> None:
+        """Refuse a model or a loss of which it cannot be seen that samples stay apart, before anything is spent.
+
+        Args:
+            rows: The data; only their form is looked at.
+            engine: Listens to the model.
+        """
+        batch, length = blank_batch(rows)
+        if batch is not None:
+            engine.rehearse(lambda: self._losses(batch), length)
 
     def _settings(self) -> dict[str, Any]:
         """What decides about the run and is not in the plan."""

@@ -24,7 +24,7 @@ from sordina.errors import InvalidInput, TrainingFailed
 from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, read_json
 from sordina.training import Trainer
 from sordina.training.keeping import RARELY
-from sordina.tuning.secret import private_randomness
+from sordina.tuning.secret import private_randomness, silence
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Configuration
 from sordina.tuning.strategies import Fields, fields_of
@@ -86,11 +86,11 @@ class Brief:
 
     @contextmanager
     def randomness(self, order: Order) -> Iterator[None]:
-        """Where the run's part in the global generators comes from."""
+        """Where the run's part in the global generators comes from; a run of which nobody may know is silent."""
         if not self.secret:
             yield
             return
-        with private_randomness(order.weights):
+        with private_randomness(order.weights), silence():
             yield
 
 

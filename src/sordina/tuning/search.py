@@ -12,6 +12,7 @@ reservation in the ledger covers everything. Made with a folder, a search that w
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from sordina import randomness
 from sordina.accounting import NOTHING, Composed, from_dict
 from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed, Unsupported
+from sordina.gradients import Engine
 from sordina.run_folder import RunFolder
 from sordina.training import Trainer
 from sordina.training.batches import as_rows
@@ -140,10 +142,18 @@ class Search:
         return selection
 
     def _check_data(self, source: Source) -> None:
-        """Shapes, types and labels, before anything is reserved."""
+        """Shapes, types, labels and whether samples stay apart, before anything is reserved.
+
+        What there is to say of the model is said here: runs of which nobody may know how many there are say nothing.
+        """
         base = self.trainer(0)
-        for rows in source():
-            check_takes(base.model, base.loss, as_rows(rows))
+        parts = [as_rows(rows) for rows in source()]
+        for rows in parts:
+            check_takes(base.model, base.loss, rows)
+        if not math.isinf(self.budget.epsilon):
+            base.model.train()
+            with Engine(base.model, public_buffers=base.public_buffers) as engine:
+                base.rehearse(parts[0], engine)
 
     def _decide(self, selection: Selection, size: int) -> Decision:
         """What to do, before anything is written or reserved; a budget that cannot hold it is refused here."""

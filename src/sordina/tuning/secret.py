@@ -7,6 +7,7 @@ Papernot and Steinke 2022 prove the price of random stopping for an observer who
 - runs are done one by one, by a number of workers and threads that does not depend on how many there are;
 - a run draws all its randomness, also that of PyTorch's and numpy's global generators, from a seed of its own
   (`private_randomness`): a position in a common stream would tell its number;
+- a run logs nothing and warns of nothing: the same words from every run would tell how many there are;
 - a run that was killed starts over: what it had done was never seen.
 
 Who looks into the folder, or at the clock, *while* the search runs is not that observer (SECURITY.md).
@@ -14,9 +15,11 @@ Who looks into the folder, or at the clock, *while* the search runs is not that 
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,3 +100,16 @@ def private_randomness(seed: int) -> Iterator[None]:
         finally:
             random.setstate(before)
             np.random.set_state(legacy)  # noqa: NPY002
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing is logged, and no warning shown, while a run of which nobody may know goes on."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
