@@ -22,13 +22,13 @@ mixture over paths that do not depend on the data, so its divergence is, without
     exp((alpha - 1) D)  <=  E exp(c sum_j 1/k_j)  <=  (E exp(c / k))^C,        c = (alpha - 1) alpha / (2 sigma^2),
 
 for at most C contributions of u; the paper's weak convexity is the first term of this. A party's number of steps must
-be *capped*: afterwards it only adds noise. The published end is one more visit, at a distance b from u's last step with
-chances of at most 1/n each; Hoelder's inequality separates it from the rest (`_ended`).
+be *capped*: afterwards it only adds noise. The published end is one more visit, at a distance b from u's last step of
+which no value has a chance above 1/n; Hoelder's inequality separates it from the rest (`_ended`).
 
 What needs care: *clipping* is no contraction, so losses must be convex, smooth and Lipschitz by themselves.
-`linear_bounds` says what rows of bounded norm give for softmax regression; other models are refused. Tokens are rounded to a grid of
-a 64th of the noise's deviation: for each step by itself that is post-processing, but rounding is no contraction, so
-the amplification is proved for real-valued tokens, not for rounded ones. Reports state that.
+`linear_bounds` says what rows of bounded norm give for softmax regression; other models are refused. Tokens are rounded
+to a grid of a 64th of the noise's deviation: for each step by itself that is post-processing, but rounding is no
+contraction, so the amplification is proved for real-valued tokens, not for rounded ones. Reports state that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.types import Adjacency, Budget, check_positive
 
 Doubles = NDArray[np.float64]
-CAVEAT = "Amplification by iteration is proved for real-valued tokens; tokens are rounded to a 64th of the noise's deviation."
+CAVEAT = (
+    "Amplification by iteration is proved for real-valued tokens; tokens are rounded to a 64th of the deviation of a "
+    "step's noise."
+)
 _ORDERS = 1 + np.geomspace(1e-2, 1e4, 120)
 _POWERS = (1.1, 1.25, 1.5, 2.0, 3.0)
 """r of Hoelder's inequality."""
