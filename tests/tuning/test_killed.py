@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.tuning.victim import RUNS, search
@@ -16,7 +17,7 @@ from tests.tuning.world import STEPS, conv
 import sordina as sd
 from sordina.accounting import from_dict
 from sordina.errors import InvalidInput
-from sordina.sampling import Poisson
+from sordina.sampling import Poisson, Users
 from sordina.training.journal import Journal
 from sordina.tuning import Grid, Search
 
@@ -114,3 +115,43 @@ def test_workers_say_when_a_search_cannot_be_sent_to_them(train, held_out):
     )  # fmt: skip
     with pytest.raises(InvalidInput, match="workers=1"):
         made.fit(train, held_out)
+
+
+class Interrupted:
+    """A watcher that ends the process, as far as the search can tell."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def report(self, entry):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"users": None}, {"users": Users(np.arange(40) // 4, rows_per_user=4)}, {"raw": True}],
+    ids=["no users", "more rows", "raw"],
+)  # fmt: skip
+def test_a_search_is_not_resumed_for_other_units(tmp_path, other):
+    """Begun per user and gone on with per record, it still claimed to protect users."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    data = (x, (x[:, 0] > 0).long())
+
+    def of(**fields):
+        def make(seed):
+            options = {"users": Users(np.arange(40) // 4, rows_per_user=1), "batch_size": 4, "steps": 3} | fields
+            return sd.Trainer(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, sd.Budget(3, 1e-5), **options)
+
+        return Search(
+            Grid({"lr": (0.1, 0.2)}), make, sd.Budget(3, 1e-5), method="composition", accountant="rdp",
+            selection="public", folder=tmp_path / "s",
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        of(callbacks=(Interrupted(),)).fit(data, data)
+    with pytest.raises(InvalidInput, match="belongs to another run"):
+        of(**other).fit(data, data, resume=True)
+    assert of().fit(data, data, resume=True).guarantee.unit is sd.types.Unit.USER

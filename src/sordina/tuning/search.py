@@ -209,15 +209,17 @@ class Search:
     def _settings(self, selection: Selection, size: int) -> dict[str, Any]:
         """All that decides what the search does: compared when it is resumed."""
         base = self.trainer(0)
-        names = ("batch_size", "epochs", "steps", "lr", "sampling", "population", "microbatch")
-        made = {name: getattr(base, name) for name in names}
+        names = ("batch_size", "epochs", "steps", "lr", "sampling", "population", "microbatch", "raw")
+        made: dict[str, Any] = {name: getattr(base, name) for name in names}
+        made |= {"autocast": str(base.autocast), "public_buffers": list(base.public_buffers)}
+        made["users"] = None if base.users is None else [len(base.users), base.users.rows_per_user]
         described = {name: describe(getattr(base, name)) for name in ("clipping", "learning_rate", "optimizer", "loss")}
         return {
             "space": repr(self.space), "strategy": describe(self.strategy), "selection": repr(selection),
             "budget": repr(self.budget), "method": self.method, "seeds": self.seeds, "seed": self.seed,
             "accountant": self.accountant, "rows": size, "validate_every": self.validate_every,
             "patience": self.patience, "trainer": made | described,
-            "model": [list(parameter.shape) for parameter in base.model.parameters()],
+            "model": [[list(parameter.shape), parameter.requires_grad] for parameter in base.model.parameters()],
         }  # fmt: skip
 
     def _brief(self, decision: Decision, selection: Selection, folder: RunFolder) -> Brief:
