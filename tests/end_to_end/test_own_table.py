@@ -13,7 +13,8 @@ import sordina as sd
 from sordina.cli.main import main
 from sordina.datasets import Task
 from sordina.errors import InvalidInput
-from sordina.estimators.table_model import choose_model, load, train_table
+from sordina.estimators.table_model import choose_model, load
+from sordina.estimators.table_run import train_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
 SCHEMA = """
@@ -222,6 +223,6 @@ def test_a_tampered_model_is_refused(folder):
 
 
 def test_auto_does_not_look():
-    assert choose_model(Task.CLASSIFICATION, 32561, 1.0)[0] == "boosted"
-    assert choose_model(Task.CLASSIFICATION, 500, 1.0)[0] == "logistic"
+    assert choose_model(Task.CLASSIFICATION, 32561, 8.0)[0] == "boosted"
+    assert choose_model(Task.CLASSIFICATION, 32561, 1.0)[0] == "logistic"
     assert choose_model(Task.REGRESSION, 500, 1.0)[0] == "linear"

@@ -173,8 +173,6 @@ def test_what_is_not_stated_is_refused(estimator):
     wrong += [{"row_norm": None}] if isinstance(estimator, PCA) else [{"bounds": None}, {"bounds": (1, 1)}]
     wrong += [{"target_bounds": None}] if estimator in REGRESSORS else []
     for options in wrong:
-        if options == {"budget": sd.Budget(float("inf"), 1e-5)} and hasattr(estimator, "batch_size"):
-            continue  # the trainer trains without privacy, and says so
         with pytest.raises(InvalidInput):
             clone(estimator).set_params(**options).fit(x, y)
     with pytest.raises(InvalidInput):

@@ -11,7 +11,7 @@ import sordina as sd
 from sordina.errors import InvalidInput
 from sordina.estimators import PCA, GaussianNB, RandomForestClassifier
 from sordina.estimators.model_file import pack, unpack
-from sordina.estimators.table_model import _facts
+from sordina.estimators.table_model import facts_of
 from sordina.tables import Schema
 
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
@@ -32,7 +32,7 @@ def content(change=None, **header):
     from safetensors.numpy import load, save
 
     estimator = RandomForestClassifier(BUDGET, bounds=(0, 1), n_estimators=1).fit(X, Y)
-    packed = pack(estimator, SCHEMA, _facts(estimator, 50))
+    packed = pack(estimator, SCHEMA, facts_of(estimator, 50))
     length = int.from_bytes(packed[:8], "little")
     told = json.loads(packed[8 : 8 + length])["__metadata__"]
     arrays = load(packed) if change is None else {f"trees_.0.{key}": np.asarray(one) for key, one in change.items()}
@@ -62,7 +62,7 @@ def test_hostile_files_are_refused_when_they_are_read(hostile):
 
 def test_a_seeded_fit_is_not_releasable_whatever_is_set_or_loaded_later():
     estimator = RandomForestClassifier(BUDGET, bounds=(0, 1), random_state=1).fit(X, Y)
-    packed = pack(estimator, SCHEMA, _facts(estimator, 50))
+    packed = pack(estimator, SCHEMA, facts_of(estimator, 50))
     estimator.set_params(random_state=None)
     assert not estimator.releasable_
     assert not unpack(packed)[0].releasable_

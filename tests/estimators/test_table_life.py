@@ -11,8 +11,9 @@ from sklearn.base import clone
 
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.estimators import GaussianNB, table_model
-from sordina.estimators.table_model import load, train_table
+from sordina.estimators import GaussianNB, RandomForestClassifier, table_run
+from sordina.estimators.table_model import load
+from sordina.estimators.table_run import train_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
 NUMBER = {"kind": "number", "low": 0, "high": 1}
@@ -38,7 +39,7 @@ def test_a_model_that_was_paid_for_is_kept_where_scoring_fails(options, monkeypa
     def failing(*_):
         raise RuntimeError("no score")
 
-    monkeypatch.setattr(table_model, "_scores", failing)
+    monkeypatch.setattr(table_run, "_scores", failing)
     with pytest.raises(RuntimeError, match="no score"):
         train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), test_share=0.2, **options)
     assert options["ledger"].spent("people") > 0.9
@@ -49,7 +50,7 @@ def test_a_stopped_fit_stays_reserved_and_says_so(options, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(table_model.RandomForestClassifier, "_tree", stopped)
+    monkeypatch.setattr(RandomForestClassifier, "_tree", stopped)
     with pytest.raises(KeyboardInterrupt):
         train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **options)
     assert options["ledger"].spent("people") > 0.9

@@ -28,6 +28,8 @@ def train(
     test_share: Annotated[
         float | None, typer.Option(help="For a file: part of the rows (persons) kept for scoring.")
     ] = None,
+    encoding: Annotated[str, typer.Option(help="For a file: how a CSV file is written.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="For a file: between the fields of a CSV file.")] = ",",
     activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that have the choice.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0,
     delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
@@ -51,24 +53,30 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model on a data set under a privacy budget.
+    """Train a model on a data set, or on a table of your own, under a privacy budget.
+
+    For a table: `sordina train patients.csv --schema patients.toml --epsilon 2 --test-share 0.2 --out runs/patients`
 
     Example: `sordina train digits --epsilon 3 --delta 1e-5 --epochs 20 --batch-size 128 --out runs/digits`
     """
     if is_table(dataset):
         train_file(
             dataset, schema, epsilon=epsilon, delta=delta, model=model, test=test, test_share=test_share, out=out,
-            ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, seed=seed, as_json=as_json,
+            resume=resume, ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, seed=seed,
+            encoding=encoding, separator=separator, as_json=as_json,
             refused={
                 "--activation": activation is not None, "--threshold": threshold is not None, "--lr": lr is not None,
                 "--clipping": clipping != "online", "--sampling": sampling is not None, "--rows": rows is not None,
-                "--microbatch": microbatch is not None, "--random-labels": random_labels != 0, "--resume": resume,
+                "--microbatch": microbatch is not None, "--random-labels": random_labels != 0,
                 "--batch-size": batch_size != 512, "--epochs": epochs != 10,
             },
         )  # fmt: skip
         return
-    if schema is not None or test is not None or test_share is not None:
-        raise InvalidInput("--schema, --test and --test-share go with a file of your own, not with a named data set.")
+    if schema is not None or test is not None or test_share is not None or (encoding, separator) != ("utf-8", ","):
+        raise InvalidInput(
+            "--schema, --test, --test-share, --encoding and --separator go with a file of your own, not with a named "
+            "data set."
+        )
     from sordina.training import recipe as recipes
 
     recipe = recipes.Recipe(

@@ -9,13 +9,18 @@ import typer
 
 from sordina.cli.booking import booked_on
 from sordina.cli.output import say, say_json, say_table
+from sordina.cli.train_table import is_table, tune_file
+from sordina.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sordina.tuning.compare import Comparison
 
 
 def tune(
-    dataset: Annotated[str, typer.Argument(help="digits, adult, mnist, fashion-mnist or ag-news.")],
+    dataset: Annotated[
+        str, typer.Argument(help="A CSV or Parquet file, or digits, adult, mnist, fashion-mnist or ag-news.")
+    ],
+    schema: Annotated[Path | None, typer.Option(help="For a file: what is public about it (sordina schema).")] = None,
     strategy: Annotated[
         list[str],
         typer.Option(
@@ -30,7 +35,17 @@ def tune(
     selection: Annotated[str, typer.Option(help="private, public or thesis-test-set.")] = "private",
     method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None,
     hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1,
-    model: Annotated[str | None, typer.Option(help="Model by name; the data set's own if left out.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model by name; the data set's own if left out. For a file: kinds to choose among: logistic,boosted."
+        ),
+    ] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="For a file: part of the rows (persons) kept for scoring.")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="For a file: how a CSV file is written.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="For a file: between the fields of a CSV file.")] = ",",
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
     epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
     rows: Annotated[int | None, typer.Option(help="Train on the first so many rows only, to try things out.")] = None,
@@ -46,8 +61,26 @@ def tune(
 ) -> None:
     """Search for good settings; epsilon is spent by the whole search, the choice of the best included.
 
+    For a table, among kinds of model: `sordina tune patients.csv --schema patients.toml --model logistic,boosted`
+
     Example: `sordina tune digits --strategy online --granularity 5 --epsilon 3 --batch-size 128 --out runs/tune`
     """
+    if is_table(dataset):
+        tune_file(
+            dataset, schema, epsilons=epsilon, delta=delta, models=model, hold_out=hold_out, test_share=test_share,
+            out=out, ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, seed=seed,
+            encoding=encoding, separator=separator, as_json=as_json,
+            refused={
+                "--strategy": strategy != ["online"], "--granularity": granularity != 5, "--runs": runs is not None,
+                "--seeds": seeds != 1, "--selection": selection != "private", "--method": method is not None,
+                "--batch-size": batch_size != 512, "--epochs": epochs != 10, "--rows": rows is not None,
+                "--validate-every": validate_every is not None, "--patience": patience is not None,
+                "--workers": workers is not None, "--resume": resume,
+            },
+        )  # fmt: skip
+        return
+    if schema is not None or test_share is not None or (encoding, separator) != ("utf-8", ","):
+        raise InvalidInput("--schema, --test-share, --encoding and --separator go with a file of your own.")
     from sordina.tuning.compare import Plan, compare
     from sordina.tuning.live import live_table
     from sordina.tuning.selection import Selection

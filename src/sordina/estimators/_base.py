@@ -31,6 +31,7 @@ from sordina.types import Adjacency, Budget, Guarantee, Unit, delta_warning, for
 
 Floats = NDArray[np.float64]
 _UNBOOKED: list[Event] = []
+_COUNTING = [True]
 
 
 class UnbookedFits(UserWarning):
@@ -125,6 +126,16 @@ def forget_unbooked() -> None:
     _UNBOOKED.clear()
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Fits in here are not counted one by one: the caller counts, or books, all of them as one."""
+    before, _COUNTING[0] = _COUNTING[0], False
+    try:
+        yield
+    finally:
+        _COUNTING[0] = before
+
+
 def warn_unbooked(event: Event, delta: float) -> None:
     """Count a fit that no ledger knows, and from the second on say what they cost together.
 
@@ -132,6 +143,8 @@ def warn_unbooked(event: Event, delta: float) -> None:
         event: What the fit is to an accountant.
         delta: At which delta to say it.
     """
+    if not _COUNTING[0]:
+        return
     _UNBOOKED.append(event)
     if len(_UNBOOKED) < 2:
         return

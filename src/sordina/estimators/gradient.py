@@ -8,6 +8,7 @@ batch size and epochs follow from the number of rows, which counts as public.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ class GradientEstimator(PrivateEstimator):
     def _train(self, module: nn.Module, loss: Any, rows: Floats, targets: Tensor, persons: Any) -> None:
         if self.random_state is not None and not isinstance(self.random_state, (int, np.integer)):
             raise InvalidInput("random_state must be a whole number or None: networks are seeded by a number.")
+        if math.isinf(self._budget().epsilon):
+            raise InvalidInput("a private estimator needs a finite epsilon: without privacy, use scikit-learn itself.")
         users = _users(persons, self.rows_per_person, len(rows))
         units = len(rows) if users is None else len(users)
         ledger = Ledger(self.ledger) if isinstance(self.ledger, str) else self.ledger

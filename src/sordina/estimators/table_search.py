@@ -1,0 +1,183 @@
+"""A choice among kinds of model on a table, under one budget for all of it.
+
+Every kind is fitted on the rows that are not held out, each within an equal part of the budget; the one that is right
+on the most held-out units (one row each) is chosen by the exponential mechanism, with a tenth of epsilon. Of the others
+nothing is kept or told. Which units are held out is a coin of each.
+
+**Accounting** (add/remove). A unit is in the fits or in the choice; all are composed nevertheless, which costs a little
+and needs no further argument. Before anything is read, K fits of ``(e, delta / 2K)`` and a choice of ``epsilon / 10``
+are found to keep the budget; what is claimed in the end is computed from the events that ran. A score changes by at
+most one when a unit comes or goes, and never falls when it comes: the exponential mechanism is monotonic there (for
+regression the score of a row is 1 less its squared error over the squared width of the target).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sordina import random
+from sordina.accounting import ApproximateDP, Composed, Event, PureDP, Repeated, accountant
+from sordina.accounting.ledger import Ledger
+from sordina.datasets import Task
+from sordina.errors import InvalidInput
+from sordina.estimators._base import uncounted, warn_unbooked
+from sordina.estimators.table_model import TableModel, facts_of, frame_of, make_estimator
+from sordina.estimators.table_run import (
+    Say,
+    SplitTable,
+    TableRun,
+    asked_for,
+    check_request,
+    keep,
+    read_split,
+    rows_of,
+    silent,
+    tested_rows,
+)
+from sordina.mechanisms import Exponential
+from sordina.tables import PreparedTable, Schema
+from sordina.types import Adjacency, Budget, Guarantee, Unit
+
+CHOICE_SHARE = 0.1
+"""Part of epsilon that pays for the choice."""
+USUAL = {Task.CLASSIFICATION: ("logistic", "boosted"), Task.REGRESSION: ("linear", "boosted")}
+"""What is tried unless the caller says."""
+
+
+def tune_table(
+    source: Any,
+    schema: Schema | str | Path | dict[str, Any],
+    budget: Budget,
+    *,
+    models: Sequence[str] = (),
+    hold_out: float = 0.1,
+    test: Any = None,
+    test_share: float | None = None,
+    folder: Path | str | None = None,
+    ledger: Ledger | None = None,
+    dataset_budget: str | None = None,
+    seed: int | None = None,
+    encoding: str = "utf-8",
+    separator: str = ",",
+    progress: Say = silent,
+) -> TableRun:
+    """Fit several kinds of model and keep the one that does best on held-out units, within one budget.
+
+    Args:
+        source: Path of a CSV or Parquet file, or a frame.
+        schema: What is public about it.
+        budget: (epsilon, delta) of the whole search.
+        models: Kinds to try; two that fit the task if empty.
+        hold_out: Part of the training units that the choice is made on.
+        test: Another table to score the chosen model on.
+        test_share: Part of the units kept for scoring instead.
+        folder: Where model and claim are kept; must be new.
+        ledger: Where the search is booked.
+        dataset_budget: The ledger's name of the data set.
+        seed: Makes the search repeatable, and not releasable.
+        encoding: Of CSV files.
+        separator: Between the fields of CSV files.
+        progress: Told what is being done.
+    """
+    schema = check_request(schema, budget, ledger, dataset_budget, seed)
+    if not 0 < hold_out < 1:
+        raise InvalidInput(f"the held-out part must lie between 0 and 1, got {hold_out}.")
+    split = read_split(source, schema, test, test_share, seed, encoding, separator, progress)
+    names = tuple(dict.fromkeys(models)) or USUAL[split.table.task]
+    each = fit_budget(budget, len(names))
+    rng = random.generator(seed)
+    training, judged = _held_out(split, hold_out, rng)
+    estimators = [make_estimator(name, split.table, each, None, None, seed) for name in names]
+    unit = Unit.RECORD if split.table.owners is None else Unit.USER
+
+    def fit() -> TableModel:
+        plan = Composed((Repeated(ApproximateDP(each.epsilon, each.delta), len(names)), _choice(budget, unit).event()))
+        if ledger is None or dataset_budget is None:
+            model = search()
+            warn_unbooked(model.estimator.event_, budget.delta)
+            return model
+        what = f"search over {len(names)} kinds of model"
+        with ledger.reserve(dataset_budget, plan, what=what, unit=unit) as reservation:
+            model = search()
+            reservation.settle()
+        return model
+
+    def search() -> TableModel:
+        scores = []
+        for name, estimator in zip(names, estimators, strict=True):
+            progress(f"fitting {name} on {len(training.kept)} rows")
+            with uncounted():
+                training.fit(estimator)
+            scores.append(_score(estimator, judged))
+        best = 0 if len(names) == 1 else _choice(budget, unit).release(np.array(scores), rng)
+        return _claimed(estimators, best, split, budget, unit)
+
+    asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"tried": ",".join(names)}
+    return keep(
+        folder, fit, split, f"chosen among {', '.join(names)} on held-out units", asked, dataset_budget, progress
+    )
+
+
+def fit_budget(budget: Budget, count: int) -> Budget:
+    """What each of ``count`` fits may cost so that all of them and the choice keep ``budget``.
+
+    Args:
+        budget: Of the whole search.
+        count: How many kinds are tried.
+    """
+    if budget.delta == 0:
+        raise InvalidInput("a search over models needs a delta above 0.")
+    delta = budget.delta / (2 * count)
+
+    def event(epsilon: float) -> Event:
+        choice = PureDP(CHOICE_SHARE * budget.epsilon)
+        return Composed((Repeated(ApproximateDP(epsilon, delta), count), choice))
+
+    low, high = (1 - CHOICE_SHARE) * budget.epsilon / count * (1 - 1e-9), budget.epsilon
+    for _ in range(20):
+        middle = (low + high) / 2
+        spent = accountant("pld").epsilon(event(middle), budget.delta, Adjacency.ADD_REMOVE)
+        low, high = (middle, high) if spent <= budget.epsilon else (low, middle)
+    return Budget(low, delta)
+
+
+def _choice(budget: Budget, unit: Unit) -> Exponential:
+    return Exponential(1.0, CHOICE_SHARE * budget.epsilon, monotonic=True, unit=unit)
+
+
+def _held_out(split: SplitTable, share: float, rng: np.random.Generator) -> tuple[SplitTable, PreparedTable]:
+    """The rows to fit on, and one row of each held-out unit."""
+    judged = np.zeros(len(split.table), bool)
+    judged[split.kept] = tested_rows(split.table, share, int(rng.integers(2**62)))[split.kept]
+    fitted = np.setdiff1d(split.kept, np.flatnonzero(judged))
+    rows = np.flatnonzero(judged)
+    if split.table.owners is not None:
+        order = rng.permutation(len(rows))
+        rows = rows[order][np.unique(split.table.owners.numpy()[rows][order], return_index=True)[1]]
+    if not len(rows) or not len(fitted):
+        raise InvalidInput("the table is too small for this held-out part: one of the two parts is empty.")
+    return SplitTable(split.table, fitted), rows_of(split.table, rows)
+
+
+def _score(estimator: Any, judged: PreparedTable) -> float:
+    """How many rows are answered rightly: each adds a number in [0, 1]."""
+    found = np.asarray(estimator.predict(frame_of(judged.inputs.numpy(), judged.schema)))
+    truth = judged.dataset().tensors[1].numpy()
+    if judged.task is Task.REGRESSION:
+        return float(np.sum(1 - np.minimum((np.clip(found, 0, 1) - truth) ** 2, 1.0)))
+    return float(np.sum(found == truth))
+
+
+def _claimed(estimators: list[Any], best: int, split: SplitTable, budget: Budget, unit: Unit) -> TableModel:
+    """The chosen model, with the claim of the whole search."""
+    estimator = estimators[best]
+    choice = () if len(estimators) == 1 else (_choice(budget, unit).event(),)
+    estimator.event_ = Composed((*(one.event_ for one in estimators), *choice))
+    epsilon = accountant("pld").epsilon(estimator.event_, budget.delta, Adjacency.ADD_REMOVE)
+    estimator.guarantee_ = Guarantee(epsilon, budget.delta, Adjacency.ADD_REMOVE, unit)
+    estimator.cost_ = epsilon
+    return TableModel(estimator, split.table.schema, facts_of(estimator, split.units))
