@@ -226,3 +226,70 @@ def test_auto_does_not_look():
     assert choose_model(Task.CLASSIFICATION, 32561, 8.0)[0] == "boosted"
     assert choose_model(Task.CLASSIFICATION, 32561, 1.0)[0] == "logistic"
     assert choose_model(Task.REGRESSION, 500, 1.0)[0] == "linear"
+
+
+def test_audit_report_and_resume_of_a_run(folder, monkeypatch, capsys):
+    schema = SCHEMA.replace("rows_per_person = 2", 'rows_per_person = 2\ngroups = ["ward"]')
+    (folder / "grouped.toml").write_text(schema)
+    words = ("train", "patients.csv", "--schema", "grouped.toml", "--epsilon", 8, "--model", "boosted")
+    code, first, err = sordina(monkeypatch, capsys, *words, "--test-share", 0.4, "--out", "run", "--json")
+    assert code == 0, err
+    code, again, _ = sordina(monkeypatch, capsys, *words, "--out", "run", "--json", "--resume")
+    assert code == 0
+    assert json.loads(again)["accuracy"] == json.loads(first)["accuracy"]
+    code, out, err = sordina(monkeypatch, capsys, "audit", "membership", "run", "--seed", 0, "--json")
+    assert code == 0, err
+    assert {one["attack"] for one in json.loads(out)["results"]} == {"loss", "noisy"}
+    code, out, err = sordina(monkeypatch, capsys, "report", "run", "--json")
+    assert code == 0, err
+    facts = json.loads(out)["runs"][0]
+    assert facts["command"].startswith("sordina train patients.csv --schema grouped.toml")
+    assert facts["accuracy"] == json.loads(first)["accuracy"]
+    assert "Privacy card" in (folder / "run" / "report.html").read_text()
+    code, out, _ = sordina(monkeypatch, capsys, "card", "run", "--json")
+    card = json.loads(out)
+    assert card["contribution"].startswith("At most 2 rows")
+    assert len(card["attacks"]) == 2
+    assert {one["name"] for one in card["utility_by_group"]["groups"]} >= {"A", "B"}
+
+
+def test_a_run_that_kept_nobody_out_is_not_audited(folder, monkeypatch, capsys):
+    train_table("patients.csv", "patients.toml", sd.Budget(8, 1e-5), model="forest", folder="run")
+    code, _, err = sordina(monkeypatch, capsys, "audit", "membership", "run")
+    assert code == 2
+    assert "--test-share" in err
+
+
+def test_tuning_chooses_a_kind_of_model_within_the_budget(folder, monkeypatch, capsys):
+    ledger = sd.Ledger(folder / "L.db")
+    ledger.create("patients", sd.Budget(9, 1e-4), unit="user")
+    code, out, err = sordina(
+        monkeypatch, capsys, "tune", "patients.csv", "--schema", "patients.toml", "--epsilon", 8, "--model",
+        "logistic,forest", "--test-share", 0.2, "--out", "found", "--ledger", "L.db", "--dataset-budget", "patients",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["model"] in ("logistic", "forest")
+    assert 7 < facts["epsilon"] <= 8
+    assert facts["accuracy"] > facts["constant_accuracy"] + 0.1
+    assert 6 < ledger.spent("patients") <= 8
+    assert load("found").facts["epsilon"] == facts["epsilon"]
+    code, _, err = sordina(monkeypatch, capsys, "tune", "patients.csv", "--schema", "patients.toml", "--runs", 3)
+    assert code == 2
+    assert "--runs" in err
+
+
+def test_the_split_is_a_coin_of_each_unit():
+    from sordina.estimators.table_run import tested_rows
+    from sordina.tables import read_table
+
+    table = read_table(write_patients_frame(), {"columns": {"age": {"kind": "number", "low": 0, "high": 100}}})
+    shorter = read_table(write_patients_frame()[:-1], {"columns": {"age": {"kind": "number", "low": 0, "high": 100}}})
+    assert (tested_rows(table, 0.3, 5)[:-1] == tested_rows(shorter, 0.3, 5)).all()
+
+
+def write_patients_frame():
+    import pandas
+
+    return pandas.DataFrame({"age": np.arange(500) % 100})

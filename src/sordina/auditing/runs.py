@@ -19,6 +19,7 @@ from sordina.auditing.result import Audit
 from sordina.auditing.studies.reconstruction import ReconstructionStudy
 from sordina.auditing.subject import Subject
 from sordina.errors import InvalidInput
+from sordina.run_folder import TABLE_MODEL
 from sordina.training.recipe import open_run
 from sordina.types import Adjacency, Guarantee, Unit, check_seed
 
@@ -60,6 +61,10 @@ def open_subject(folder: Path) -> Subject:
         from sordina.auditing.federation import open_federated
 
         return open_federated(folder)
+    if (folder / TABLE_MODEL).exists():
+        from sordina.auditing.table_runs import open_table_run
+
+        return open_table_run(folder)
     made, data, model, privacy = open_run(folder)
     recipe = Recipe(
         epochs=max(1, round(made.epochs)),

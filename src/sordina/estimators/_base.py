@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
-from sordina.accounting import Composed, Event, accountant, noise_multiplier
+from sordina.accounting import Composed, Event, Gaussian, accountant, noise_multiplier
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.mechanisms.exact import floored_gaussian
@@ -83,6 +83,14 @@ class PrivateEstimator(BaseEstimator):
         if isinstance(self.random_state, np.random.Generator):
             return self.random_state
         return random.generator(self.random_state)
+
+    def planned_event(self, units: int) -> Event:
+        """What a fit on ``units`` rows (or persons) will be to an accountant, or something that costs as much.
+
+        Args:
+            units: The public number of rows, or of persons.
+        """
+        return Gaussian(noise_for(self._budget(), Gaussian))
 
     @contextmanager
     def _spending(self, event: Event, unit: Unit, rows: int) -> Iterator[None]:

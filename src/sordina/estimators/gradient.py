@@ -17,6 +17,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sordina.accounting import Event
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput
@@ -33,6 +34,8 @@ from sordina.estimators._base import (
 )
 from sordina.sampling import Users
 from sordina.training import Trainer
+from sordina.training.own_loop import make_schedule
+from sordina.training.plan import make_plan
 from sordina.types import Budget
 
 
@@ -85,6 +88,19 @@ class GradientEstimator(PrivateEstimator):
         if ledger is None:
             warn_unbooked(self.event_, self._budget().delta)
         self.weights_ = {name: value.detach().numpy().copy() for name, value in module.state_dict().items()}
+
+    def planned_event(self, units: int) -> Event:
+        """What a fit on ``units`` rows (or persons) will be to an accountant.
+
+        Args:
+            units: The public number of rows, or of persons.
+        """
+        batch_size = self.batch_size or batch_size_for(units)
+        epochs = epochs_for(units, batch_size) if self.epochs is None else self.epochs
+        sampler, steps = make_schedule(
+            units, batch_size=batch_size, epochs=epochs, steps=None, sampling="poisson", population=None
+        )
+        return make_plan(self._budget(), sampler, steps).event()
 
     def _outputs(self, X: Any) -> Floats:
         rows = fitted_rows(self, X)

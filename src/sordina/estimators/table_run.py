@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +132,8 @@ def train_table(
     """
     if resume:
         return finished(folder)
-    schema = check_request(schema, budget, ledger, dataset_budget, seed)
-    split = read_split(source, schema, test, test_share, seed, encoding, separator, progress)
+    public = check_request(schema, budget, ledger, dataset_budget, seed)
+    split = read_split(source, public, test, test_share, seed, encoding, separator, progress)
     why = "as asked for"
     if model == "auto":
         model, why = choose_model(split.table.task, split.units, budget.epsilon)
@@ -144,7 +145,7 @@ def train_table(
         return TableModel(estimator, split.table.schema, facts_of(estimator, split.units))
 
     asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"model": model}
-    return keep(folder, fit, split, why, asked, dataset_budget, progress)
+    return keep(folder, fit, split, why, command_of(asked, "train"), dataset_budget, progress)
 
 
 def check_request(
@@ -220,16 +221,33 @@ def rows_of(table: PreparedTable, rows: NDArray[np.int64]) -> PreparedTable:
 
 
 def asked_for(
-    source: Any, schema: Schema, budget: Budget, test: Any, test_share: float | None, seed: int | None,
+    source: Any, schema: Any, budget: Budget, test: Any, test_share: float | None, seed: int | None,
     encoding: str, separator: str,
 ) -> dict[str, Any]:  # fmt: skip
     """What a run was asked for, as plain data; frames have no path."""
     path = str(source) if isinstance(source, (str, Path)) else None
     return {
-        "dataset": path, "epsilon": budget.epsilon, "delta": budget.delta,
+        "dataset": path, "schema": str(schema) if isinstance(schema, (str, Path)) else None,
+        "epsilon": budget.epsilon, "delta": budget.delta,
         "test": str(test) if isinstance(test, (str, Path)) else None, "test_share": test_share, "seed": seed,
         "encoding": encoding, "separator": separator,
     }  # fmt: skip
+
+
+def command_of(asked: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """``asked`` with the command that asks for it again, where files say what was read.
+
+    Args:
+        asked: From `asked_for`.
+        command: "train" or "tune".
+    """
+    if asked["dataset"] is None or asked["schema"] is None:
+        return dict(asked)
+    words = ["sordina", command, str(asked["dataset"])]
+    for name, value in asked.items():
+        if name != "dataset" and value is not None and (name, value) not in (("encoding", "utf-8"), ("separator", ",")):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return {**asked, "command": shlex.join(words)}
 
 
 def keep(
@@ -249,7 +267,7 @@ def keep(
     """
     if folder is None:
         return _scored(fit(), split, why)
-    settings = {"schema": split.table.schema.to_dict(), "units": split.units, "dataset_budget": dataset_budget, **asked}
+    settings = {**asked, "schema": split.table.schema.to_dict(), "units": split.units, "dataset_budget": dataset_budget}
     with RunFolder.begin(folder, "table", settings, resumable=False) as kept_folder:
         try:
             fitted = fit()

@@ -5,26 +5,26 @@ on the most held-out units (one row each) is chosen by the exponential mechanism
 nothing is kept or told. Which units are held out is a coin of each.
 
 **Accounting** (add/remove). A unit is in the fits or in the choice; all are composed nevertheless, which costs a little
-and needs no further argument. Before anything is read, K fits of ``(e, delta / 2K)`` and a choice of ``epsilon / 10``
-are found to keep the budget; what is claimed in the end is computed from the events that ran. A score changes by at
+and needs no further argument. Before anything is fitted, the epsilon of each fit is found with which the events that
+are planned keep the budget; what is claimed in the end is computed from the events that ran. A score changes by at
 most one when a unit comes or goes, and never falls when it comes: the exponential mechanism is monotonic there (for
 regression the score of a row is 1 less its squared error over the squared width of the target).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sordina import random
-from sordina.accounting import ApproximateDP, Composed, Event, PureDP, Repeated, accountant
+from sordina.accounting import Composed, Event, PureDP, accountant
 from sordina.accounting.ledger import Ledger
 from sordina.datasets import Task
 from sordina.errors import InvalidInput
-from sordina.estimators._base import uncounted, warn_unbooked
+from sordina.estimators._base import PrivateEstimator, uncounted, warn_unbooked
 from sordina.estimators.table_model import TableModel, facts_of, frame_of, make_estimator
 from sordina.estimators.table_run import (
     Say,
@@ -32,6 +32,7 @@ from sordina.estimators.table_run import (
     TableRun,
     asked_for,
     check_request,
+    command_of,
     keep,
     read_split,
     rows_of,
@@ -83,19 +84,21 @@ def tune_table(
         separator: Between the fields of CSV files.
         progress: Told what is being done.
     """
-    schema = check_request(schema, budget, ledger, dataset_budget, seed)
+    public = check_request(schema, budget, ledger, dataset_budget, seed)
     if not 0 < hold_out < 1:
         raise InvalidInput(f"the held-out part must lie between 0 and 1, got {hold_out}.")
-    split = read_split(source, schema, test, test_share, seed, encoding, separator, progress)
+    split = read_split(source, public, test, test_share, seed, encoding, separator, progress)
     names = tuple(dict.fromkeys(models)) or USUAL[split.table.task]
-    each = fit_budget(budget, len(names))
     rng = random.generator(seed)
     training, judged = _held_out(split, hold_out, rng)
-    estimators = [make_estimator(name, split.table, each, None, None, seed) for name in names]
+    estimators, plan = plan_fits(
+        lambda each: [make_estimator(name, split.table, each, None, None, seed) for name in names],
+        budget,
+        training.units,
+    )
     unit = Unit.RECORD if split.table.owners is None else Unit.USER
 
     def fit() -> TableModel:
-        plan = Composed((Repeated(ApproximateDP(each.epsilon, each.delta), len(names)), _choice(budget, unit).event()))
         if ledger is None or dataset_budget is None:
             model = search()
             warn_unbooked(model.estimator.event_, budget.delta)
@@ -116,33 +119,39 @@ def tune_table(
         best = 0 if len(names) == 1 else _choice(budget, unit).release(np.array(scores), rng)
         return _claimed(estimators, best, split, budget, unit)
 
-    asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"tried": ",".join(names)}
+    asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"model": ",".join(names)}
+    asked = command_of(asked, "tune")
     return keep(
         folder, fit, split, f"chosen among {', '.join(names)} on held-out units", asked, dataset_budget, progress
     )
 
 
-def fit_budget(budget: Budget, count: int) -> Budget:
-    """What each of ``count`` fits may cost so that all of them and the choice keep ``budget``.
+def plan_fits(make: Callable[[Budget], list[PrivateEstimator]], budget: Budget, units: int) -> tuple[list[Any], Event]:
+    """Estimators whose fits and choice together keep ``budget``, each with the same epsilon, and their event.
 
     Args:
+        make: The estimators, given what each may cost.
         budget: Of the whole search.
-        count: How many kinds are tried.
+        units: The public number of rows, or of persons, that each is fitted on.
     """
     if budget.delta == 0:
         raise InvalidInput("a search over models needs a delta above 0.")
-    delta = budget.delta / (2 * count)
 
-    def event(epsilon: float) -> Event:
-        choice = PureDP(CHOICE_SHARE * budget.epsilon)
-        return Composed((Repeated(ApproximateDP(epsilon, delta), count), choice))
+    def planned(epsilon: float) -> tuple[list[PrivateEstimator], Event]:
+        estimators = make(Budget(epsilon, budget.delta / 2))
+        choice = () if len(estimators) == 1 else (PureDP(CHOICE_SHARE * budget.epsilon),)
+        return estimators, Composed((*(one.planned_event(units) for one in estimators), *choice))
 
-    low, high = (1 - CHOICE_SHARE) * budget.epsilon / count * (1 - 1e-9), budget.epsilon
-    for _ in range(20):
+    count = len(make(budget))
+    low, high = 0.9 * (1 - CHOICE_SHARE) * budget.epsilon / count, budget.epsilon
+    for _ in range(7):
         middle = (low + high) / 2
-        spent = accountant("pld").epsilon(event(middle), budget.delta, Adjacency.ADD_REMOVE)
+        spent = accountant("pld").epsilon(planned(middle)[1], budget.delta, Adjacency.ADD_REMOVE)
         low, high = (middle, high) if spent <= budget.epsilon else (low, middle)
-    return Budget(low, delta)
+    estimators, event = planned(low)
+    if accountant("pld").epsilon(event, budget.delta, Adjacency.ADD_REMOVE) > budget.epsilon:
+        raise InvalidInput("this budget is too small for a search over so many models: try fewer.")
+    return estimators, event
 
 
 def _choice(budget: Budget, unit: Unit) -> Exponential:

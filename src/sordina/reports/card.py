@@ -12,8 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sordina.run_folder import read_claim, read_json
-from sordina.types import format_up
+from sordina.reports.attacked import attacks
+from sordina.run_folder import RUN, read_claim, read_json
+from sordina.types import format_down, format_up
 
 UNSTATED = "not stated"
 _UNITS = {
@@ -25,6 +26,10 @@ _NEIGHBOURS = {
     "add-remove": "The same data with one unit more or less.",
     "replace-one": "The same data with one unit exchanged for another.",
 }
+_FLOATS = (
+    "Noise is drawn exactly, in whole steps of a grid of powers of two, and added so that the low bits of a float tell "
+    "nothing."
+)
 _TRUST = {
     "central": "Whoever trains sees the data; whoever gets the model does not.",
     "distributed": "The server sees sums of updates only, and must follow the protocol.",
@@ -34,6 +39,30 @@ _TRUST = {
 }
 
 
+QUESTIONS = (
+    ("Who is protected", "unit"),
+    ("How much of a person counts", "contribution"),
+    ("Against which comparison", "neighbours"),
+    ("Who must be trusted", "trust"),
+    ("How it was accounted", "accountant"),
+    ("Noise multiplier", "noise_multiplier"),
+    ("Floating point", "floating_point"),
+    ("The model this speaks of (SHA-256)", "model_sha256"),
+    ("Attacks tried", "attacks"),
+    ("Storage and access", "storage_and_access"),
+)
+
+
+def answers(card: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The card's questions and answers, for a page.
+
+    Args:
+        card: From `privacy_card`.
+    """
+    found = ((title, card[name]) for title, name in QUESTIONS)
+    return tuple((title, "; ".join(one) if isinstance(one, list) else str(one)) for title, one in found)
+
+
 def privacy_card(folder: str | Path) -> dict[str, Any]:
     """The card of the finished run in ``folder``, as plain data.
 
@@ -41,7 +70,7 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
         folder: The folder of a run.
     """
     claim = read_claim(folder)
-    scores = Path(folder) / "scores.json"
+    scores, fair = Path(folder) / "scores.json", Path(folder) / "fairness.json"
     private = bool(claim.get("private", claim.get("epsilon") is not None))
     epsilon, delta = claim.get("epsilon"), claim.get("delta")
     return {
@@ -49,6 +78,7 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
         "epsilon": epsilon,
         "delta": delta,
         "unit": _UNITS.get(str(claim.get("unit")), UNSTATED),
+        "contribution": _contribution(claim, folder),
         "neighbours": _NEIGHBOURS.get(str(claim.get("adjacency")), UNSTATED),
         "trust": _TRUST.get(str(claim.get("model")), UNSTATED),
         "accountant": claim.get("accountant", UNSTATED),
@@ -56,12 +86,39 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
         "event": claim.get("event", UNSTATED),
         "releasable": claim.get("releasable", UNSTATED),
         "not_covered": claim.get("caveats", []),
+        "floating_point": _FLOATS if "estimator" in claim else UNSTATED,
+        "utility_by_group": read_json(fair) if os.path.lexists(fair) else UNSTATED,
         "utility": read_json(scores) if os.path.lexists(scores) else UNSTATED,
         "model_sha256": claim.get("model_sha256", UNSTATED),
         "versions": claim.get("versions", UNSTATED),
-        "attacks": UNSTATED,
+        "attacks": _attacks(folder),
         "storage_and_access": UNSTATED,
     }
+
+
+def _attacks(folder: str | Path) -> Any:
+    """What audits beside the run found: one line an attack."""
+    path = Path(folder) / "audit.json"
+    if not os.path.lexists(path):
+        return UNSTATED
+    return [
+        f"{one.name} on {one.members} members and {one.non_members} others: epsilon at least "
+        f"{format_down(one.measured, 3)} with confidence {one.confidence:.0%}"
+        for one in attacks(read_json(path))
+    ]
+
+
+def _contribution(claim: dict[str, Any], folder: str | Path) -> str:
+    """How much of a person is covered, in words."""
+    settings = read_json(Path(folder) / RUN).get("settings", {}) if os.path.lexists(Path(folder) / RUN) else {}
+    schema = settings.get("schema") if isinstance(settings, dict) else None
+    if claim.get("unit") == "record":
+        return "Each row counts as another person's."
+    if isinstance(schema, dict) and schema.get("person"):
+        return (
+            f"At most {schema.get('rows_per_person') or 1} rows of a person count; the others are left out by chance."
+        )
+    return UNSTATED
 
 
 def as_markdown(card: dict[str, Any]) -> str:
@@ -77,19 +134,33 @@ def as_markdown(card: dict[str, Any]) -> str:
         lines += [f"Epsilon {format_up(card['epsilon'])} at delta {format_up(card['delta'])}.", ""]
     if card["releasable"] is False:
         lines += ["**Do not release this model: its noise came from a seed and can be taken away.**", ""]
-    for title, name in [
-        ("Who is protected", "unit"),
-        ("Against which comparison", "neighbours"),
-        ("Who must be trusted", "trust"),
-        ("How it was accounted", "accountant"),
-        ("Noise multiplier", "noise_multiplier"),
-        ("The model this speaks of (SHA-256)", "model_sha256"),
-        ("Attacks tried", "attacks"),
-        ("Storage and access", "storage_and_access"),
-    ]:
-        lines += [f"## {title}", "", str(card[name]), ""]
+    for title, name in QUESTIONS:
+        answer = card[name]
+        lines += [
+            f"## {title}",
+            "",
+            *([f"- {one}" for one in answer] if isinstance(answer, list) else [str(answer)]),
+            "",
+        ]
     lines += ["## What is not covered", "", *(f"- {one}" for one in card["not_covered"] or [UNSTATED]), ""]
     lines += ["## How good it is", ""]
     utility = card["utility"]
     lines += [f"- {name}: {value}" for name, value in utility.items()] if isinstance(utility, dict) else [str(utility)]
+    lines += _by_group(card["utility_by_group"])
     return "\n".join(lines) + "\n"
+
+
+def _by_group(found: Any) -> list[str]:
+    if not isinstance(found, dict):
+        return ["", "## By group", "", str(found)]
+    lines = [
+        "",
+        f"## By group ({found.get('attribute', UNSTATED)})",
+        "",
+        "| group | rows | accuracy | selected |",
+        "|---|---|---|---|",
+    ]
+    return lines + [
+        f"| {one['name']} | {one['count']} | {one['accuracy']:.3f} | {one['selection_rate']:.3f} |"
+        for one in found.get("groups", [])
+    ]

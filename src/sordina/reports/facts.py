@@ -174,6 +174,8 @@ class Run:
     caveats: tuple[str, ...] = ()
     command: str | None = None
     versions: tuple[tuple[str, str], ...] = ()
+    card: tuple[tuple[str, str], ...] = ()
+    """Questions and answers of its privacy card."""
 
     @property
     def private(self) -> bool:

@@ -11,6 +11,7 @@ file                     what it gives
 ``inversion.json``       images reconstructed from updates
 ``release.json``         an attack on a release of statistics
 ``fairness.json``        how groups fare
+``scores.json``          how a model of a table does on its test rows
 =======================  =============================================================================
 """
 
@@ -30,7 +31,12 @@ from typing import Any
 from sordina import private_files
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError
+<<<<<<< HEAD
 from sordina.reports.attacked import attacks, fairness, reconstructions, release
+=======
+from sordina.reports.attacked import attacks, fairness, reconstructions
+from sordina.reports.card import answers, privacy_card
+>>>>>>> 86c468e (Runs on tables are tuned, audited, reported and resumed like others; private ranges no longer stretch to a bin of noise)
 from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
 from sordina.reports.verification import Verification, verify
 from sordina.run_folder import read_facts, read_json
@@ -90,6 +96,7 @@ def run(folder: str | Path) -> Run:
 
 def _run(folder: Path) -> Run:
     privacy, result = _object(folder / "privacy.json", read_facts), _object(folder / "result.json")
+    scores = _object(folder / "scores.json")
     recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
     history = _history(folder / "metrics.jsonl", privacy)
     audited = _object(folder / "audit.json")
@@ -100,14 +107,14 @@ def _run(folder: Path) -> Run:
         kind=kind,
         claim=_claimed(audited) if kind == "audit" else _claim(privacy, verify(folder, privacy)),
         dataset=recipe.get("dataset") or recipe.get("data"),
-        model=recipe.get("strategy") or recipe.get("model"),
+        model=recipe.get("strategy") or recipe.get("model") or scores.get("model"),
         population=result.get("clients") or recipe.get("population") or privacy.get("sampler", {}).get("population"),
         finished=finished,
         steps=privacy.get("steps") or privacy.get("rounds") or (history[-1].step if history else None),
         clipping=privacy.get("clipping"),
         history=history,
-        loss=_number(result.get("validation_loss", last(history, "loss"))),
-        accuracy=_number(result.get("validation_accuracy", last(history, "accuracy"))),
+        loss=_number(result.get("validation_loss", last(history, "loss") or scores.get("log_loss"))),
+        accuracy=_number(result.get("validation_accuracy", last(history, "accuracy") or scores.get("accuracy"))),
         attacks=attacks(audited),
         reconstructions=reconstructions(_object(folder / "inversion.json") or audited),
         release=release(_object(folder / "release.json")),
@@ -117,7 +124,15 @@ def _run(folder: Path) -> Run:
         caveats=_caveats(privacy) if finished else (_UNFINISHED,),
         command=_command(kind, recipe),
         versions=tuple(privacy.get("versions", audited.get("versions", {})).items()),
+        card=_card(folder) if privacy else (),
     )
+
+
+def _card(folder: Path) -> tuple[tuple[str, str], ...]:
+    try:
+        return answers(privacy_card(folder))
+    except SordinaError:  # the model beside the claim is another one: the page says so
+        return ()
 
 
 def accounts(book: Ledger) -> tuple[Account, ...]:
@@ -223,6 +238,8 @@ def _caveats(privacy: dict[str, Any]) -> tuple[str, ...]:
 
 def _command(kind: str, recipe: dict[str, Any]) -> str | None:
     """The command that asks for ``recipe`` again: its options are the recipe's fields. None if no command can."""
+    if isinstance(recipe.get("command"), str):
+        return str(recipe["command"])
     subject = "data" if kind == "federate" else "dataset"
     if subject not in recipe or "population" in recipe or recipe.get("options"):
         return None

@@ -254,6 +254,16 @@ def _together(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def privacy_cards(report: Report) -> str:
+    """The privacy card of each run."""
+    parts = [
+        f'<article class="card"><h3>{escape(run.name)}</h3>{keys(run.card)}</article>'
+        for run in report.runs
+        if run.card
+    ]
+    return section("card", "Privacy card", cards(parts))
+
+
 def origin(report: Report) -> str:
     """Exact commands and versions."""
     commands = [run.command for run in report.runs if run.command] + list(report.commands)
@@ -272,4 +282,8 @@ def _number(value: float) -> str:
     return "∞" if math.isinf(value) else format_down(value, 3)
 
 
+<<<<<<< HEAD
 ORDER = (answer, course, attacked, reconstructed, released, clients, fair, ledger, caveats, origin)
+=======
+ORDER = (answer, course, attacked, reconstructed, clients, fair, ledger, caveats, privacy_cards, origin)
+>>>>>>> 86c468e (Runs on tables are tuned, audited, reported and resumed like others; private ranges no longer stretch to a bin of noise)

@@ -5,8 +5,8 @@ when a person is added or removed.
 
 **Ranges.** The values are counted in fixed public bins (edges 0 and ±1, 2, 5 times the powers of ten; years for dates).
 Discrete Laplace noise on every count costs epsilon once, for a person is in one bin. Bins whose noisy count passes
-``ln(bins / 0.05) / epsilon`` hold data with 95 % confidence for all bins together; the range spans them. Rarer values
-lie outside and are clipped by preparation.
+``ln(bins / 0.0001) / epsilon`` hold data, with confidence 99.99 % for all bins together: one bin of noise alone, far
+away, would make the range useless. The range spans them. Rarer values lie outside and are clipped by preparation.
 
 **Categories.** Discrete Laplace noise on the count of every value that occurs; those that reach the threshold T are
 listed. A value only one person has is listed with probability at most ``delta`` if ``P(1 + Z >= T) <= delta``; with
@@ -40,7 +40,7 @@ NUMBER_EDGES = np.array([*(-edge for edge in reversed(_MAGNITUDES)), 0.0, *_MAGN
 DATE_EDGES = np.array(
     [(np.datetime64(f"{year}-01-01") - np.datetime64("1970-01-01")).astype(int) for year in range(1850, 2151)], float
 )
-CONFIDENCE = 0.95
+CONFIDENCE = 0.9999
 
 
 @dataclass(frozen=True)
