@@ -70,8 +70,8 @@ def test_a_killed_fit_is_told_and_not_to_be_resumed(options, monkeypatch, tmp_pa
         shutil.copytree(options["folder"], tmp_path / "after")
         return fit(*_)
 
-    fit = table_model._fit
-    monkeypatch.setattr(table_model, "_fit", killed)
+    fit = table_run.SplitTable.fit
+    monkeypatch.setattr(table_run.SplitTable, "fit", killed)
     train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **options)
     with pytest.raises(InvalidInput, match=r"cannot be resumed: it was interrupted.*another folder"):
         train_table(TABLE, SCHEMA, sd.Budget(1, 1e-5), **(options | {"folder": tmp_path / "after"}))

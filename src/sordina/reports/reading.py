@@ -31,12 +31,8 @@ from typing import Any
 from sordina import private_files
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError
-<<<<<<< HEAD
 from sordina.reports.attacked import attacks, fairness, reconstructions, release
-=======
-from sordina.reports.attacked import attacks, fairness, reconstructions
 from sordina.reports.card import answers, privacy_card
->>>>>>> 86c468e (Runs on tables are tuned, audited, reported and resumed like others; private ranges no longer stretch to a bin of noise)
 from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
 from sordina.reports.verification import Verification, verify
 from sordina.run_folder import read_facts, read_json

@@ -282,8 +282,6 @@ def _number(value: float) -> str:
     return "∞" if math.isinf(value) else format_down(value, 3)
 
 
-<<<<<<< HEAD
-ORDER = (answer, course, attacked, reconstructed, released, clients, fair, ledger, caveats, origin)
-=======
-ORDER = (answer, course, attacked, reconstructed, clients, fair, ledger, caveats, privacy_cards, origin)
->>>>>>> 86c468e (Runs on tables are tuned, audited, reported and resumed like others; private ranges no longer stretch to a bin of noise)
+ORDER = (
+    answer, course, attacked, reconstructed, released, clients, fair, ledger, caveats, privacy_cards, origin,
+)  # fmt: skip
