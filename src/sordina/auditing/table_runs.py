@@ -87,7 +87,10 @@ def open_table_run(folder: Path) -> Subject:
     asked = read_json(folder / RECIPE) if (folder / RECIPE).is_file() else {}
     if not isinstance(asked.get("dataset"), str):
         raise InvalidInput("this run was trained on a frame: audit it in Python (sordina.audit), with its rows.")
-    reading = {"encoding": str(asked.get("encoding", "utf-8")), "separator": str(asked.get("separator", ","))}
+    reading: dict[str, Any] = {
+        "encoding": str(asked.get("encoding", "utf-8")),
+        "separator": str(asked.get("separator", ",")),
+    }
     table = read_table(asked["dataset"], fitted.schema, **reading)
     share, seed = asked.get("test_share"), read_json(folder / SPLIT).get("seed")
     if share is not None and seed is not None:
