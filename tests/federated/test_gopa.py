@@ -257,3 +257,25 @@ def test_the_pairwise_noise_of_the_wire_has_the_variance_of_the_account():
     assert noise.std() == pytest.approx(40.0, rel=0.02)
     assert (noise == pair_noise(terms, bytes(32)) * step_for(0.5)).all()
     assert (noise != pair_noise(terms, bytes(31) + b"1") * step_for(0.5)).any()
+
+
+def test_a_run_with_gopa_ends_within_its_budget_and_in_a_folder(tmp_path):
+    import json
+
+    from typer.testing import CliRunner
+
+    from sordina.cli.main import app
+
+    options = ["--strategy", "fedsgd", "--privacy", "gopa", "--rounds", "2", "--epsilon", "2", "--neighbours", "12"]
+    words = ["federate", "synthetic", *options, "--clients-per-round", "80", "--honest-share", "0.7", "--json"]
+    run = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--dropout", "0.05"])
+    assert run.exit_code == 0, run.output
+    facts = json.loads(run.stdout)
+    assert 1.9 < facts["epsilon"] <= 2.0
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert claim["placement"] == "gopa"
+    assert claim["details"]["curator_ratio"] < 1.6
+    alone = CliRunner().invoke(app, [*words, "--neighbours", "1", "--clients-per-round", "100"])
+    assert isinstance(alone.exception, Unsupported)
+    assert "left alone" in str(alone.exception)
+    assert isinstance(CliRunner().invoke(app, [*words, "--engine", "flower"]).exception, Unsupported)

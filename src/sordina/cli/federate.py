@@ -22,7 +22,7 @@ def federate(
     hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca, fedem and metric-pfl.")] = 2,
     privacy: Annotated[
         str | None,
-        typer.Option(help="none, metric, central, distributed, local or record; metric-pfl's own is metric."),
+        typer.Option(help="none, metric, central, distributed, gopa, local or record; metric-pfl's own is metric."),
     ] = None,
     noise: Annotated[float, typer.Option(help="Noise multiplier nu of metric privacy: n/nu leaks each time.")] = 5.0,
     radius: Annotated[
@@ -36,11 +36,13 @@ def federate(
     ] = "fixed",
     threshold: Annotated[float, typer.Option(help="Clipping threshold, or the first one.")] = 1.0,
     honest_share: Annotated[
-        float, typer.Option(help="Share of a round's clients that does not collude with the server (distributed).")
+        float,
+        typer.Option(help="Share of a round's clients that does not collude with the server (distributed, gopa)."),
     ] = 0.7,
     tolerated_dropout: Annotated[
         float, typer.Option(help="Largest share of a round's clients that may drop out of it (distributed).")
     ] = 0.1,
+    neighbours: Annotated[int, typer.Option(help="Others that each client shares noise with (gopa).")] = 10,
     rounds: Annotated[int | None, typer.Option(help="At most so many rounds.")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round (expected, if central).")] = None,
     local_rate: Annotated[float | None, typer.Option(help="Step size at the client.")] = None,
@@ -103,6 +105,7 @@ def federate(
         clients_per_round, local_rate, batch, epochs, server_rate, mu, patience, window, seed,
         engine=engine, aggregate=aggregate, compress=compress, dropout=dropout, late=late, hostile=hostile,
         inner_rate=inner_rate, prune=prune, honest_share=honest_share, tolerated_dropout=tolerated_dropout,
+        neighbours=neighbours,
     )  # fmt: skip
     if out is None and (resume or ledger or dataset_budget):
         raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")

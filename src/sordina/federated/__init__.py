@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from sordina._lazy import lazily
 
 if TYPE_CHECKING:
+    from sordina.federated.decentralized.gopa import GOPA
     from sordina.federated.methods import (
         FSVRG,
         IFCA,
@@ -66,6 +67,7 @@ _NAMES: dict[str, str] = {
     "CentralDP": "sordina.federated.privacy.central",
     "DistributedDP": "sordina.federated.privacy.distributed",
     "FederatedPrivacy": "sordina.federated.privacy.placement",
+    "GOPA": "sordina.federated.decentralized.gopa",
     "LocalDP": "sordina.federated.privacy.local",
     "MetricDP": "sordina.federated.privacy.metric",
     "NoPrivacy": "sordina.federated.privacy.nothing",
@@ -74,6 +76,7 @@ _NAMES: dict[str, str] = {
 
 __all__ = [
     "FSVRG",
+    "GOPA",
     "IFCA",
     "CentralDP",
     "DistributedDP",

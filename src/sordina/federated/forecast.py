@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sordina.federated.compression import Compressed
+from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.privacy.local import Local, RecordNoise
@@ -62,6 +63,8 @@ def _noise_of_a_round(placement: Any, work: Any, facts: FederationFacts, size: i
         return float(placement.multipliers(groups)[0][0]) / clients
     if isinstance(placement, Distributed):
         return placement.noise_multiplier * math.sqrt(clients / placement.honest) / clients
+    if isinstance(placement, GopaNoise):
+        return placement.independent / placement.threshold / math.sqrt(clients)
     if isinstance(placement, Local):
         return 2 * placement.noise_multiplier / math.sqrt(clients)
     if isinstance(placement, RecordNoise):

@@ -35,6 +35,7 @@ from torch import Tensor
 from sordina.errors import InvalidInput
 from sordina.federated.clients.work import unmoved
 from sordina.federated.compression import Compressed
+from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.messages import Parcel, Refusal
 from sordina.federated.privacy.central import Central
@@ -98,7 +99,7 @@ class Guard:
 
         Under distributed privacy a server sees none by itself, and adds up what is there.
         """
-        if isinstance(side.placement, Distributed):
+        if isinstance(side.placement, (Distributed, GopaNoise)):
             return sum((replace(parcel, answered=1) for _, parcel in arrived), Parcel())
         honest, question = blank(side, call), _digest(call.sent.values())
         refused: list[Refusal] = []

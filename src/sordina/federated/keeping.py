@@ -29,6 +29,7 @@ from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.federated import recipe as recipes
 from sordina.federated import record
 from sordina.federated.compression import Compressed
+from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.engines.array_format import decode, encode
 from sordina.federated.messages import Refusal
 from sordina.federated.privacy.account import ClientAccount
@@ -300,6 +301,8 @@ def _not_resumable(method: Method, setup: FederatedSetup) -> str | None:
         )
     if setup.engine != "in-process":
         return "a run on Flower keeps no checkpoint"
+    if isinstance(method.placement, GopaNoise) and setup.facts.seed is None:
+        return "GOPA's graph is drawn anew every time, so that nobody can choose whom to collude with before"
     return None if setup.faults.calm else "letters that were under way are not kept"
 
 

@@ -17,6 +17,7 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import methods
 from sordina.federated.clients.work import LocalSteps
 from sordina.federated.data import load
+from sordina.federated.decentralized.gopa import GOPA
 from sordina.federated.methods import FederatedAlgorithm
 from sordina.federated.privacy.central import CentralDP
 from sordina.federated.privacy.distributed import DistributedDP
@@ -35,7 +36,7 @@ from sordina.types import Budget, check_positive, check_seed
 
 _STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
 """The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
-PRIVACY = ("none", "metric", "central", "distributed", "local", "record")
+PRIVACY = ("none", "metric", "central", "distributed", "gopa", "local", "record")
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,11 @@ class Recipe:
     records: int | None = None
     """A public number near the records of a client, for record-level privacy; None: the habit."""
     honest_share: float = 0.7
-    """Under distributed privacy: the share of the clients of a round that does not collude with the server."""
+    """Under distributed privacy and gopa: the share of a round's clients that does not collude with the server."""
     tolerated_dropout: float = 0.1
     """Under distributed privacy: the largest share of the clients of a round that may drop out of it."""
+    neighbours: int = 10
+    """Under gopa: how many others each client shares noise with."""
 
     def __post_init__(self) -> None:
         if self.data not in HABITS:
@@ -152,6 +155,8 @@ class Recipe:
                 check_positive(name.replace("_", " "), getattr(self, name))
         if not 0 < self.honest_share <= 1 or not 0 <= self.tolerated_dropout < 1:
             raise InvalidInput("the honest share must lie in (0, 1], the tolerated dropout in [0, 1).")
+        if self.neighbours < 1:
+            raise InvalidInput(f"neighbours must be at least 1, got {self.neighbours}.")
         if self.epochs < 1:
             raise InvalidInput(f"epochs must be at least 1, got {self.epochs}.")
         if not 0 <= self.mu < math.inf:
@@ -249,6 +254,8 @@ class Recipe:
         if self.placed == "distributed":
             policy = clipping_named(self.clipping, None if self.clipping == "automatic" else self.threshold)
             return DistributedDP(budget, policy, self.honest_share, self.tolerated_dropout)
+        if self.placed == "gopa":
+            return GOPA(budget, self.honest_share, self.neighbours, self.threshold, self.dropout)
         if self.placed == "local":
             return LocalDP(budget, self.threshold)
         if self.placed == "record":

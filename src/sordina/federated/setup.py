@@ -15,6 +15,7 @@ from sordina import randomness
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated import aggregation, compression
 from sordina.federated.compression import Compressed
+from sordina.federated.decentralized.gopa import GOPA
 from sordina.federated.engines.engine import Postal
 from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.engines.stormy import Stormy
@@ -73,6 +74,11 @@ class FederatedSetup:
             )
         if isinstance(self.privacy, DistributedDP) and self.engine == "flower" and not self.faults.calm:
             raise Unsupported("dropouts under distributed privacy are simulated in process, not on Flower.")
+        if isinstance(self.privacy, GOPA) and (self.faults.hostile or self.faults.late or self.engine == "flower"):
+            raise Unsupported(
+                "GOPA runs in process, where no message is readable by itself and only silent clients are simulated "
+                "(dropout); its parties with keys are in sordina.federated.decentralized.gopa_party."
+            )
         if absent := [client for client in self.faults.hostile if client >= facts.clients]:
             raise InvalidInput(f"client {absent[0]} cannot misbehave: the clients are 0 to {facts.clients - 1}.")
 

@@ -42,13 +42,15 @@ from numpy.typing import NDArray
 from sordina.accounting import Event, Repeated, accountant, linear_gaussian, noise_multiplier
 from sordina.accounting.events import Gaussian
 from sordina.errors import InvalidInput
+from sordina.federated.clients.work import ClientWork
 from sordina.federated.decentralized.graphs import CommunicationGraph, k_out
 from sordina.federated.decentralized.lattice import drawn, effective, step_for, whole_steps
 from sordina.federated.decentralized.pairwise_noise import party_losses
 from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.objective import Objective
 from sordina.federated.privacy.account import exact
 from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, Statement
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
 from sordina.federated.selection import InTurn, Selection
 from sordina.random import add_gaussian
 from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
@@ -163,6 +165,11 @@ class GopaNoise:
         return self.threshold * math.sqrt(float(self.losses.max())) * (1 + 2.0**-50)
 
     @property
+    def noise_multiplier(self) -> float:
+        """``1 / mu``: of a curator's noise that would protect as well."""
+        return 1 / self.mu
+
+    @property
     def step(self) -> float:
         """The grid of all messages."""
         return step_for(self.independent)
@@ -255,3 +262,54 @@ def clipped(vectors: NDArray[np.float64], threshold: float) -> NDArray[np.float6
     rows = np.where(safe, vectors, 0.0)
     short = threshold * (1 - 2.0**-40)  # what is left after rounding is no longer than the threshold
     return np.ascontiguousarray(rows * np.minimum(1.0, short / np.where(safe & (norms > 0), norms, short)))
+
+
+@dataclass(frozen=True)
+class GOPA:
+    """Privacy of every honest client against the server, which sees every message, and those who collude with it.
+
+    Args:
+        budget: Epsilon and delta of every honest client.
+        honest_share: The share of the clients of a round that does not collude with the server.
+        neighbours: How many others each client chooses to share noise with.
+        threshold: The bound of a client's update, in L2 norm.
+        dropout: The largest share of the clients of a round that may drop out of it; with more, it is given up.
+        pairwise: The noise that a pair shares over the noise of a single client.
+        coalitions: How many coalitions are drawn to find the worst.
+    """
+
+    budget: Budget
+    honest_share: float = 0.7
+    neighbours: int = 10
+    threshold: float = 1.0
+    dropout: float = 0.0
+    pairwise: float = PAIRWISE
+    coalitions: int = 3
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        return "gopa"
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """A graph, noise for as often as a client takes part, and clients in turn.
+
+        Args:
+            objective: Model and loss.
+            work: What the algorithm's clients compute.
+            facts: What is public about the run.
+        """
+        placement = GopaNoise.within(
+            self.budget,
+            facts.clients_per_round,
+            facts.participations,
+            honest_share=self.honest_share,
+            neighbours=self.neighbours,
+            threshold=self.threshold,
+            dropout=self.dropout,
+            pairwise=self.pairwise,
+            coalitions=self.coalitions,
+            rng=np.random.default_rng(facts.seed),
+        )
+        selection = InTurn(facts.clients_per_round, facts.seed or 0)
+        return Placed(work, placement, selection, Fraction(placement.participations))
