@@ -80,7 +80,8 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         _numbers(self, "noise_multiplier")
-        _refuse_unless(self.noise_multiplier >= 0, f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
+        if not self.noise_multiplier >= 0:
+            raise InvalidInput(f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Laplace:
 
     def __post_init__(self) -> None:
         _numbers(self, "noise_multiplier")
-        _refuse_unless(self.noise_multiplier >= 0, f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
+        if not self.noise_multiplier >= 0:
+            raise InvalidInput(f"noise multiplier must be >= 0, got {self.noise_multiplier}.")
 
 
 @dataclass(frozen=True)

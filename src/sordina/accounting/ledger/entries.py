@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -31,6 +31,11 @@ class Kind(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+_ADJACENCIES = {adjacency.value: adjacency for adjacency in Adjacency}
+_UNITS = {unit.value: unit for unit in Unit}
 
 
 @dataclass(frozen=True)
@@ -81,25 +86,24 @@ class Entry:
         return data
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Entry:
-        """The entry that `to_dict` pictured."""
+    def from_dict(cls, data: dict[str, Any], reserved: Mapping[int, tuple[Any, Event]] | None = None) -> Entry:
+        """The entry that `to_dict` pictured.
+
+        Args:
+            data: The picture.
+            reserved: Pictures of events, and the events, by the reservation they were read with: most spends are
+                settled as they were reserved, and such an event need not be read twice.
+        """
+        event, picture = None, data.get("event")
+        if "event" in data:
+            known = (reserved or {}).get(data.get("reservation", 0))
+            event = known[1] if known is not None and known[0] == picture else from_dict(data["event"])
         return cls(
-            id=data["id"],
-            time=data["time"],
-            who=data["who"],
-            what=data["what"],
-            kind=Kind(data["kind"]),
-            dataset=data["dataset"],
-            adjacency=Adjacency(data["adjacency"]),
-            unit=Unit(data["unit"]),
-            accountant=data["accountant"],
-            budget=Budget(data["epsilon"], data["delta"]) if "epsilon" in data else None,
-            event=from_dict(data["event"]) if "event" in data else None,
-            reservation=data.get("reservation"),
-            note=data.get("note", ""),
-            past=data.get("past", ""),
-            process=data.get("process", ""),
-        )
+            data["id"], data["time"], data["who"], data["what"], _KINDS[data["kind"]], data["dataset"],
+            _ADJACENCIES[data["adjacency"]], _UNITS[data["unit"]], data["accountant"],
+            Budget(data["epsilon"], data["delta"]) if "epsilon" in data else None,
+            event, data.get("reservation"), data.get("note", ""), data.get("past", ""), data.get("process", ""),
+        )  # fmt: skip
 
     def text(self) -> str:
         """The canonical text that is stored and hashed."""
@@ -151,13 +155,14 @@ def unchain(rows: Iterable[tuple[int, str, str]], head: Head, known: dict[str, E
     """
     entries: list[Entry] = []
     hashes: list[str] = []
+    reserved: dict[int, tuple[Any, Event]] = {}
     for expected, (number, text, stored) in enumerate(rows, start=1):
         if number != expected:
             raise LedgerCorrupt(f"entry {expected} is missing from the history (entry {number} stands in its place).")
         if link(hashes[-1] if hashes else GENESIS, text) != stored:
             raise LedgerCorrupt(f"entry {number} does not match its hash: it was altered, moved or inserted.")
         if known is None or stored not in known:
-            entry = _read(number, text)
+            entry = _read(number, text, reserved)
             if known is not None:
                 known[stored] = entry
         else:
@@ -174,9 +179,12 @@ def unchain(rows: Iterable[tuple[int, str, str]], head: Head, known: dict[str, E
     return history
 
 
-def _read(number: int, text: str) -> Entry:
+def _read(number: int, text: str, reserved: dict[int, tuple[Any, Event]]) -> Entry:
     try:
-        entry = Entry.from_dict(json.loads(text))
+        data = json.loads(text)
+        entry = Entry.from_dict(data, reserved)
+        if entry.kind is Kind.RESERVE and entry.event is not None:
+            reserved[number] = data["event"], entry.event
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LedgerCorrupt(f"entry {number} cannot be read ({type(error).__name__}: {error}).") from error
     if entry.id != number:

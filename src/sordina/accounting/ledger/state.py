@@ -229,10 +229,11 @@ def settled(spend: Spend, event: Event | None, entry: int) -> Spend:
     """
     if spend.status is Status.SETTLED:
         raise InvalidInput(f"reservation {spend.id} is settled already; a settled spend is final.")
-    same = event is None or event == spend.event
-    return replace(
-        spend, status=Status.SETTLED, event=spend.event if event is None else event, closed=entry, as_reserved=same
-    )
+    same = event is None or event is spend.event or event == spend.event
+    return Spend(
+        spend.id, spend.dataset, spend.event if event is None else event, Status.SETTLED, spend.what, spend.who,
+        spend.time, entry, same, spend.process,
+    )  # fmt: skip
 
 
 def released(spend: Spend) -> Spend:

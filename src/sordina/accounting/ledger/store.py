@@ -138,7 +138,7 @@ class Store:
     def _history(self, connection: Connection) -> History:
         head = _head(connection)
         rows = connection.execute(sa.select(_ENTRIES.c.id, _ENTRIES.c.entry, _ENTRIES.c.hash).order_by(_ENTRIES.c.id))
-        return unchain(((row.id, row.entry, row.hash) for row in rows), head, self._known)
+        return unchain((tuple(row) for row in rows.all()), head, self._known)
 
     @contextmanager
     def _transaction(self, *, write: bool) -> Iterator[Connection]:
