@@ -42,7 +42,13 @@ PATIENCE = 600.0
 """Seconds to wait for anything on a busy machine before the test gives up."""
 DEADLINE = 240.0
 """Seconds a round may take. A killed SuperNode is noticed earlier: after two missed heartbeats, a minute or so."""
-POLICY = {"accepts": ["metric", "central"], "leakage": 6.0, "radius": 0.5}
+POLICY = {
+    "accepts": ["metric", "central", "distributed"],
+    "leakage": 6.0,
+    "radius": 0.5,
+    "epsilon": 60.0,
+    "delta": 1e-3,
+}
 """What each client agrees to; the metric run costs 0.6 a round, and may be asked for twice after a kill."""
 BIN = Path(sys.executable).parent
 
@@ -77,6 +83,38 @@ def train(message, context):
 
 
 app.train()(train)
+'''
+
+SECURE_CLIENT_APP = '''
+"""The generated client app; every masked vector and every name that leaves is written down."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.clientapp import ClientApp
+
+from {package} import task
+from sordina.federated.engines.array_format import decode
+from sordina.federated.engines.deployment import client_app
+
+inner = client_app(task)
+app = ClientApp()
+
+
+def recorded(message, context):
+    reply = inner(message, context)
+    plain = lambda one: decode(one.dtype, one.shape, one.stype, one.data)
+    said = {{key: plain(one) for record in reply.content.array_records.values() for key, one in record.items()}}
+    names = sorted(key for record in reply.content.config_records.values() for key in record)
+    folder = Path(str(context.node_config["record"])) / "{package}"
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{{time.time_ns()}}.npz", names=np.array(names), **said)
+    return reply
+
+
+app.train()(recorded)
+app.query()(recorded)
 '''
 
 
@@ -192,12 +230,12 @@ class Fleet:
                 os.killpg(group, signal.SIGKILL)
         process.wait()
 
-    def app(self, name, recipe, deadline):
+    def app(self, name, recipe, deadline, source=CLIENT_APP):
         """The generated app with the recorder in it."""
         write(self.folder / name, recipe, clients=3, deadline=deadline)
         project = self.folder / name / "pyproject.toml"
         project.write_text(project.read_text().replace('out = "results"', f'out = "{self.folder / name}-out"'))
-        (self.folder / name / name / "client_app.py").write_text(CLIENT_APP.format(package=name))
+        (self.folder / name / name / "client_app.py").write_text(source.format(package=name))
 
     def submit(self, name):
         done = subprocess.run(
@@ -266,6 +304,10 @@ METRIC = Recipe(
 CENTRAL = Recipe(
     "own", "fedavg", 1, "central", epsilon=8.0, threshold=0.25, rounds=2, clients_per_round=3, local_rate=0.05, batch=16
 )
+DISTRIBUTED = Recipe(
+    "own", "fedavg", 1, "distributed", epsilon=20.0, delta=1e-3, threshold=0.25, rounds=2, clients_per_round=3,
+    local_rate=0.05, batch=16, honest_share=0.67, tolerated_dropout=0.0,
+)  # fmt: skip
 PARAMETERS = 3
 
 
@@ -358,7 +400,25 @@ def central_privacy(fleet, before):
         assert fleet.account(number).participations >= before[number] + rounds_of(found, number)
 
 
-def test_metric_and_central_runs_to_the_end(fleet):
-    """One test for both runs, so that there is one fleet, however the tests are spread over workers."""
+def distributed_privacy(fleet):
+    """Secure aggregation between three processes: the server gets masked words, and a model that learned."""
+    fleet.app("sumapp", DISTRIBUTED, deadline=DEADLINE, source=SECURE_CLIENT_APP)
+    fleet.submit("sumapp")
+    told = fleet.result("sumapp")
+    assert told["rounds"] == 2
+    assert told["epsilon"] <= 20.0
+    assert told["releasable"] is True
+    left = [one for number in range(3) for one in fleet.recorded("sumapp", number)]
+    assert {name for one in left for name in one["names"].tolist()} == {"keys", "digest", "numbers", "data"}
+    masked = [one["masked"] for one in left if "masked" in one]
+    assert len(masked) == 6
+    assert all(one.dtype == np.int32 and one.shape == (PARAMETERS,) for one in masked)
+    assert np.abs(np.concatenate(masked).astype(float)).mean() > 2**27, "words of all sizes, no small update"
+    assert np.linalg.norm(np.load(fleet.folder / "sumapp-out" / "models.npz")["last"]) < 10
+
+
+def test_metric_central_and_distributed_runs_to_the_end(fleet):
+    """One test for all runs, so that there is one fleet, however the tests are spread over workers."""
     before = metric_pfl_with_a_supernode_killed_on_the_way(fleet)
     central_privacy(fleet, before)
+    distributed_privacy(fleet)
