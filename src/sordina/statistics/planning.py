@@ -98,6 +98,7 @@ def refuse_spent(budget: Budget, spent: tuple[Event, ...]) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
 def cost(events: tuple[Event, ...], delta: float) -> float:
     """The epsilon of all ``events`` together at ``delta``.
 

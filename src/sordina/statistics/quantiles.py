@@ -3,9 +3,10 @@
 **One quantile.** A point r of the range has the score ``-|(1 - q) L - q G|``, L rows below it and G at or above it: how
 many rows it is off. A row more or less changes that by at most ``max(q, 1 - q)`` (k rows: k times as much). All points
 between two neighbouring values have one score, so an interval is chosen, with weight width times
-``exp(score / temperature)``, then a point in it. The range is a public grid of 2^20 points, spaced alike or, for
-``scale = "log"``, alike in the logarithm; each row is placed at random within its grid point (2^20 finer ones), so that
-many equal values are a steep stretch rather than a jump, and a quantile that falls on them is found.
+``exp(score / temperature)``, then a point in it. The range is a public grid of 2^20 points (or of the column's known
+steps), spaced alike or, for ``scale = "log"``, alike in the logarithm; each row is placed at random within its grid
+point (2^20 finer ones), so that many equal values are a steep stretch rather than a jump, and a quantile that falls on
+them is found.
 
 **Several.** The middle one is found, the rows are divided at it, and both sides go on with what remains: a row is on
 one side only, so a level costs as much as one quantile, and m quantiles cost ``ceil(log2(m + 1))`` levels.
@@ -40,8 +41,9 @@ from sordina.tables.schema import ColumnSchema
 
 Integers = NDArray[np.int64]
 _BITS = 20
-_CELLS = 1 << _BITS
-_POINTS = 1 << (2 * _BITS)
+CELLS = 1 << _BITS
+"""Points of the grid, where the column's values are not known to be coarser."""
+_FINER = 1 << _BITS
 ON_VALUES = 0.7
 """Share of the budget that goes to the answers where intervals are asked for."""
 _DRAWS = 100_000
@@ -57,6 +59,7 @@ class Quantiles:
         probabilities: Increasing, strictly between 0 and 1.
         interval: Whether part of the budget goes to intervals.
         single: Whether the answer is one number (a median) rather than one for each probability.
+        cells: Points of the public grid over the range.
     """
 
     subject: Subject
@@ -64,6 +67,7 @@ class Quantiles:
     probabilities: tuple[float, ...]
     interval: bool = True
     single: bool = False
+    cells: int = CELLS
 
     def names(self) -> set[str]:
         """The columns it reads."""
@@ -106,8 +110,8 @@ class Quantiles:
         codes, labels = self.subject.grouping.cells(rows, rows.where(self.subject.where))
         values = rows.columns[self.column.name]
         inside = (codes >= 0) & ~np.isnan(values)
-        points = _cells(values[inside], self.column) << _BITS
-        points += rng.integers(0, _CELLS, size=len(points))
+        points = _grid_points(values[inside], self.column, self.cells) << _BITS
+        points += rng.integers(0, _FINER, size=len(points))
         codes = codes[inside]
         order = np.lexsort((points, codes))
         points, codes = points[order], codes[order]
@@ -116,9 +120,12 @@ class Quantiles:
         for cell in range(len(labels) if self.subject.grouping.dividers else 1):
             own = points[np.searchsorted(codes, cell) : np.searchsorted(codes, cell + 1)]
             values_, ends = self._choose(own, choice, terms.rows_per_person, confidence, rng)
-            found += [_value(point, self.column) for point in values_]
+            found += [_value(point, self.column, self.cells) for point in values_]
             pairs += [
-                None if end is None else (_value(end[0], self.column), _value(end[1], self.column)) for end in ends
+                None
+                if end is None
+                else (_value(end[0], self.column, self.cells), _value(end[1], self.column, self.cells))
+                for end in ends
             ]
         notes = (
             "Values outside the schema's range count as its nearest end; missing ones do not.",
@@ -156,12 +163,13 @@ class Quantiles:
             divide(first, middle - 1, low, point, below, self.probabilities[middle], own[:at])
             divide(middle + 1, last, point, high, self.probabilities[middle], above, own[at:])
 
-        divide(0, len(chosen) - 1, 0, _POINTS, 0.0, 1.0, points)
+        points_in_all = self.cells << _BITS
+        divide(0, len(chosen) - 1, 0, points_in_all, 0.0, 1.0, points)
         if not self.interval:
             return chosen, [None] * len(chosen)
         far = _ends(self.probabilities, 2 * most / level, 2 * most / end, confidence)
         mechanism = Exponential(float(most), end)
-        edges = [0, *chosen, _POINTS]
+        edges = [0, *chosen, points_in_all]
         cuts = [0, *np.searchsorted(points, chosen).tolist(), len(points)]
         pairs: list[tuple[int, int] | None] = []
         for place, rows_off in enumerate(far, 1):
@@ -218,7 +226,7 @@ def _ends(probabilities: tuple[float, ...], on_value: float, on_end: float, conf
     )
 
 
-def _cells(values: Floats, column: ColumnSchema) -> Integers:
+def _grid_points(values: Floats, column: ColumnSchema, cells: int) -> Integers:
     """The grid point of each value."""
     assert column.low is not None
     assert column.high is not None
@@ -226,15 +234,15 @@ def _cells(values: Floats, column: ColumnSchema) -> Integers:
         place = np.log1p(values - column.low) / np.log1p(column.high - column.low)
     else:
         place = (values / 2 - column.low / 2) / (column.high / 2 - column.low / 2)
-    cells: Integers = np.clip(np.rint(place * (_CELLS - 1)), 0, _CELLS - 1).astype(np.int64)
-    return cells
+    points: Integers = np.clip(np.rint(place * (cells - 1)), 0, cells - 1).astype(np.int64)
+    return points
 
 
-def _value(point: int, column: ColumnSchema) -> float:
+def _value(point: int, column: ColumnSchema, cells: int) -> float:
     """What a chosen point stands for: all values below it are at most this."""
     assert column.low is not None
     assert column.high is not None
-    place = (max(point - 1, 0) >> _BITS) / (_CELLS - 1)
+    place = (max(point - 1, 0) >> _BITS) / (cells - 1)
     if column.scale == "log":
         return float(min(column.low + math.expm1(place * math.log1p(column.high - column.low)), column.high))
     return column.low * (1 - place) + column.high * place

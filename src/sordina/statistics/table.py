@@ -22,7 +22,7 @@ from sordina.statistics.groups import Divider, Grouping
 from sordina.statistics.most_common import MostCommon
 from sordina.statistics.noise import Choice
 from sordina.statistics.planning import cost, refuse_spent, share_budget
-from sordina.statistics.quantiles import Quantiles
+from sordina.statistics.quantiles import CELLS, Quantiles
 from sordina.statistics.rows import BoundedRows, RowReader
 from sordina.statistics.statistic import Statistic, Subject, Terms
 from sordina.statistics.totals import Count, Mean, Sum, Variance
@@ -245,6 +245,7 @@ class Table:
         where: str | None = None,
         by: str | Sequence[str] | None = None,
         interval: bool = True,
+        step: float | None = None,
         epsilon: float | None = None,
     ) -> TableQuery:
         """The values below which given shares of the rows lie.
@@ -255,11 +256,13 @@ class Table:
             where: See `count`.
             by: See `count`; groups must be listed in the schema.
             interval: Whether three tenths of the budget go to intervals.
+            step: All values are ``low`` plus whole multiples of this, if that is public (1 for whole numbers): answers
+                then are, too, and better. Days, for dates.
             epsilon: See `count`.
         """
         shares = _probabilities(probabilities)
         text = f"quantiles({column}, {', '.join(f'{one:g}' for one in shares)})"
-        return self._query(self._quantiles(text, column, shares, where, by, interval), epsilon)
+        return self._query(self._quantiles(text, column, shares, where, by, interval, step), epsilon)
 
     def median(
         self,
@@ -268,6 +271,7 @@ class Table:
         where: str | None = None,
         by: str | Sequence[str] | None = None,
         interval: bool = True,
+        step: float | None = None,
         epsilon: float | None = None,
     ) -> TableQuery:
         """The median.
@@ -277,9 +281,10 @@ class Table:
             where: See `count`.
             by: See `quantiles`.
             interval: See `quantiles`.
+            step: See `quantiles`.
             epsilon: See `count`.
         """
-        statistic = self._quantiles(f"median({column})", column, (0.5,), where, by, interval)
+        statistic = self._quantiles(f"median({column})", column, (0.5,), where, by, interval, step)
         return self._query(replace(statistic, single=True), epsilon)
 
     def histogram(
@@ -539,11 +544,13 @@ class Table:
         where: str | None,
         by: str | Sequence[str] | None,
         interval: bool,
+        step: float | None,
     ) -> Quantiles:
         subject = self._subject(text, where, by)
         if not subject.grouping.known:
             raise InvalidInput("quantiles by group need groups that the schema lists: state their values.")
-        return Quantiles(subject, self._measured(column), shares, bool(interval))
+        found = self._measured(column)
+        return Quantiles(subject, found, shares, bool(interval), cells=_steps_in(found, step))
 
 
 def _budget(budget: Any) -> Budget:
@@ -612,6 +619,24 @@ def _probabilities(probabilities: Any) -> tuple[float, ...]:
     if len(found) > 1000:
         raise InvalidInput("ask for at most 1000 quantiles.")
     return found
+
+
+def _steps_in(column: ColumnSchema, step: Any) -> int:
+    """How many points the grid of a column's values has."""
+    assert column.low is not None
+    assert column.high is not None
+    if step is None:
+        if column.kind is not ColumnKind.DATE:
+            return CELLS
+        step = 1.0
+    if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step < math.inf:
+        raise InvalidInput("step must be a positive number, such as 1 for whole numbers.")
+    if column.scale == "log":
+        raise InvalidInput(f"column {column.name!r} has the scale log: its grid has no steps of one size.")
+    steps = (column.high - column.low) / step
+    if steps > CELLS or abs(steps - round(steps)) > 1e-6:
+        raise InvalidInput(f"step must divide the range of {column.name!r} into at most {CELLS:,} whole steps.")
+    return round(steps) + 1
 
 
 def _edges(column: ColumnSchema, bins: Any) -> tuple[float, ...]:

@@ -120,9 +120,9 @@ class Sum:
         return noise.bounds(confidence)[0] * (1 if self.subject.grouping.known else math.sqrt(2))
 
     def scale(self, terms: Terms) -> float:
-        """What an error of one row means in the answer's own unit."""
+        """What an error of one row means in the answer's own unit: half the range if the number of rows is public."""
         low, high = _range(self.column)
-        return max(abs(low), abs(high))
+        return (high - low) / 2 if _all_counted(self.subject, self.column, terms) else max(abs(low), abs(high))
 
     def answer(
         self, rows: BoundedRows, choice: Choice, terms: Terms, confidence: float, rng: np.random.Generator
@@ -137,6 +137,10 @@ class Sum:
             far = linear_bounds(np.tile(below, (len(found.labels), 1)), noise, confidence)
             return _centred(found.totals @ below, far, found.labels, (*notes, *found.notes))
         most = self.scale(terms)
+        if _all_counted(self.subject, self.column, terms) and terms.rows:
+            middle = terms.rows * (low + high) / 2
+            values = middle + noise.release(_total_from_middle(rows, self.column), rng) * most
+            return _centred(values, np.full(1, noise.bounds(confidence)[0] * most), (), notes)
         codes, labels = self.subject.grouping.cells(rows, rows.where(self.subject.where))
         values = rows.columns[self.column.name]
         inside = (codes >= 0) & ~np.isnan(values)
@@ -173,17 +177,15 @@ class Mean:
     def rows_error(self, confidence: float, choice: Choice, terms: Terms) -> float:
         """A bound on the error of one cell, in rows."""
         far = _noise(choice, terms).bounds(confidence)[0]
-        return far / 2 if self._divides_by_public(terms) else far
+        return far / 2 if self._counted(terms) else far
 
     def scale(self, terms: Terms) -> float:
         """What an error of one row means in the answer's own unit."""
         low, high = _range(self.column)
         return (high - low) / self.subject.rows_per_cell(terms.rows)
 
-    def _divides_by_public(self, terms: Terms) -> bool:
-        """Whether the number of values is public: all rows, and none may be missing."""
-        whole = self.subject.where is None and not self.subject.grouping.dividers
-        return terms.exact_rows and whole and not self.column.optional and not terms.persons and not self.sampling
+    def _counted(self, terms: Terms) -> bool:
+        return _all_counted(self.subject, self.column, terms) and not self.sampling
 
     def answer(
         self, rows: BoundedRows, choice: Choice, terms: Terms, confidence: float, rng: np.random.Generator
@@ -191,11 +193,10 @@ class Mean:
         """The private answer."""
         low, high = _range(self.column)
         noise = _noise(choice, terms)
-        if self._divides_by_public(terms) and terms.rows:
-            place = _steps(rows.columns[self.column.name], self.column)
-            total = np.array([(2 * place - UNIT).sum() if len(place) else 0], np.int64)
+        if self._counted(terms) and terms.rows:
             width = (high - low) / 2 / terms.rows
-            values = np.clip((low + high) / 2 + noise.release(total, rng) * width, low, high)
+            off = noise.release(_total_from_middle(rows, self.column), rng) * width
+            values = np.clip((low + high) / 2 + off, low, high)
             return _centred(values, np.full(1, noise.bounds(confidence)[0] * width), (), (_CLIPPED,), low, high)
         found = _Moments.of(self.subject, self.column, 2 if self.sampling else 1, rows, noise, terms, rng)
         ratio, count = found.mean, found.count
@@ -355,6 +356,17 @@ def _centred(
 ) -> Findings:
     pairs = [(max(low, v - f), min(high, v + f)) for v, f in zip(values.tolist(), far.tolist(), strict=True)]
     return findings(values, pairs, labels, notes)
+
+
+def _all_counted(subject: Subject, column: ColumnSchema, terms: Terms) -> bool:
+    """Whether the number of values is public: that of all rows is, and none may be missing."""
+    whole = subject.where is None and not subject.grouping.dividers
+    return terms.exact_rows and whole and not column.optional and not terms.persons
+
+
+def _total_from_middle(rows: BoundedRows, column: ColumnSchema) -> Integers:
+    """The sum of how far values lie from the middle of the range, in units of half of it: at most 1 for a row."""
+    return np.array([(2 * _steps(rows.columns[column.name], column) - UNIT).sum()], np.int64)
 
 
 def _noise(choice: Choice, terms: Terms) -> TotalsNoise:
