@@ -175,7 +175,8 @@ def diffprivlib(frame: pandas.DataFrame, schema: dict[str, Any], kind: str, epsi
     column, values = schema["columns"]["x"], column_values(schema)
     job = {
         "x": frame.x.tolist(), "codes": [values.index(one) for one in frame.g],
-        "bounds": [column["low"], column["high"]], "epsilon": epsilon, "shares": SHARES, "kind": kind, "cells": len(values), "runs": runs,
+        "bounds": [column["low"], column["high"]],
+        "epsilon": epsilon, "shares": SHARES, "kind": kind, "cells": len(values), "runs": runs,
     }  # fmt: skip
     python = os.environ.get("DIFFPRIVLIB_PYTHON", sys.executable)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -192,9 +193,7 @@ def diffprivlib(frame: pandas.DataFrame, schema: dict[str, Any], kind: str, epsi
 def errors() -> None:
     """Root of the mean squared error for totals, mean absolute error for quantiles; lower is better."""
     for epsilon in (0.1, 1.0):
-        print(
-            f"epsilon {epsilon:g}, delta 0, {RUNS} releases each: table, query, sordina, rows public, OpenDP, diffprivlib"
-        )
+        print(f"epsilon {epsilon:g}, delta 0, {RUNS} releases: table, query, ours, rows public, OpenDP, diffprivlib")
         for name, (frame, schema) in tables().items():
             truth = truths(frame, schema)
             for kind in KINDS:
