@@ -57,9 +57,7 @@ def adult() -> Rows:
     columns = {
         name: {"kind": "number", "low": low, "high": high, "scale": scale, "optional": False}
         for name, (low, high, scale) in NUMBERS.items()
-    } | {
-        name: {"kind": "category", "values": [one for one in DOCUMENTED[name] if one != "?"]} for name in CATEGORIES
-    }
+    } | {name: {"kind": "category", "values": [one for one in DOCUMENTED[name] if one != "?"]} for name in CATEGORIES}
     prepare = Prepare(Schema.load({"columns": columns})).set_output(transform="pandas")
     rows = {name: prepare.fit_transform(part) for name, part in parts.items()}
     labels = {name: (part["income"] == ">50K").to_numpy(int) for name, part in parts.items()}
@@ -144,9 +142,7 @@ def peer(what: str, rows: Rows, seeds: int, **options: Any) -> dict[str, list[li
         np.savez(path, **{name: np.asarray(value) for name, value in rows.items()})
         task = {"what": what, "epsilons": EPSILONS, "seeds": seeds, **options}
         script = str(Path(__file__).with_name("diffprivlib_peer.py"))
-        done = subprocess.run(
-            [python, script, str(path), json.dumps(task)], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([python, script, str(path), json.dumps(task)], capture_output=True, text=True, check=True)
     return {f"diffprivlib {name}": found for name, found in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
@@ -160,8 +156,12 @@ def classify(title: str, rows: Rows, models: Sequence[str], seeds: int) -> None:
 
     found = ours(models, rows, score, seeds)
     found |= peer("classification", rows, seeds)
-    plain = (LogisticRegression(max_iter=5000), RandomForestClassifier(random_state=0),
-    HistGradientBoostingClassifier()) for one in plain:
+    plain = [
+        LogisticRegression(max_iter=5000),
+        RandomForestClassifier(random_state=0),
+        HistGradientBoostingClassifier(),
+    ]
+    for one in plain:
         found[f"without privacy: {type(one).__name__}"] = [[score(one.fit(rows["x"], rows["y"]))]] * len(EPSILONS)
     show(f"{title}: accuracy, %", found)
 
