@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 
 def federate(
     data: Annotated[
-        str, typer.Argument(help="synthetic, synthetic-fairness, hospital, mnist-writers, femnist, adult.")
+        list[str],
+        typer.Argument(
+            help="CSV or Parquet files, one a client, or synthetic, synthetic-fairness, hospital, mnist-writers, "
+            "femnist, adult.",
+            metavar="DATA...",
+        ),
     ],
+    schema: Annotated[Path | None, typer.Option(help="For files: what is public about them (sordina schema).")] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="For one file: the column that says which client a row belongs to.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="For files: another one to validate on.")] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="For files: part of the clients that validate and do not train; 0.2.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="For files: linear or network.")] = None,
+    encoding: Annotated[str, typer.Option(help="For files: how CSV files are written.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="For files: between the fields of CSV files.")] = ",",
     strategy: Annotated[
         str,
         typer.Option(
@@ -88,6 +104,8 @@ def federate(
 ) -> None:
     """Train one model or several among clients that keep their data, and keep account of what each reveals.
 
+    With tables: `sordina federate clients/*.csv --schema patients.toml --strategy fedavg --privacy central`
+
     Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise 5 --clients-per-round 7 --seed 0
     --out runs/f`
     """
@@ -100,17 +118,21 @@ def federate(
     from sordina.federated.run import Seen
     from sordina.types import format_up
 
+    name, options, records = _tables(
+        data, schema, privacy, client_column=client_column, test=test, test_share=test_share, model=model,
+        encoding=encoding, separator=separator,
+    )  # fmt: skip
     recipe = recipes.Recipe(
-        data, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
+        name, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
         clients_per_round, local_rate, batch, epochs, server_rate, mu, patience, window, seed,
         engine=engine, aggregate=aggregate, compress=compress, dropout=dropout, late=late, hostile=hostile,
         inner_rate=inner_rate, prune=prune, honest_share=honest_share, tolerated_dropout=tolerated_dropout,
-        neighbours=neighbours,
+        neighbours=neighbours, options=options, records=records,
     )  # fmt: skip
     if out is None and (resume or ledger or dataset_budget):
         raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")
     books = booked_on(ledger, dataset_budget)
-    with rounds_bar(recipe.data, recipes.HABITS[data].rounds if rounds is None else rounds, shown=not as_json) as tick:
+    with rounds_bar(recipe.data, recipes.HABITS[name].rounds if rounds is None else rounds, shown=not as_json) as tick:
 
         def observe(seen: Seen) -> None:
             tick(record.line(seen))
@@ -131,3 +153,33 @@ def federate(
     say(facts["guarantee"])
     if out is not None:
         say(f"Saved in {out}.")
+
+
+def _tables(
+    data: list[str], schema: Path | None, privacy: str | None, **options: Any
+) -> tuple[str, dict[str, Any], int | None]:
+    """The federation's name, the options of its loader and the public number of records of a client."""
+    from sordina.cli.train_table import is_table
+    from sordina.errors import InvalidInput, Unsupported
+
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    plain = {"encoding": "utf-8", "separator": ","}
+    if not any(map(is_table, data)):
+        if len(data) > 1 or schema is not None or given != plain:
+            raise InvalidInput(f"--schema and the options for files go with files of your own, not with {data[0]!r}.")
+        return data[0], {}, None
+    from sordina.tables import Schema
+
+    if schema is None:
+        raise InvalidInput(
+            f"tables need a schema that says what is public: draft one with `sordina schema {data[0]} --target COLUMN "
+            "--out schema.toml`, complete it, and pass --schema schema.toml."
+        )
+    public = Schema.load(schema).complete()
+    if privacy == "record" and public.person is not None:
+        raise Unsupported(
+            "record privacy protects a row, and these people have several: take central or distributed privacy, which "
+            "protect a client with all its rows."
+        )
+    return "table", {"files": data, "schema": public.to_dict(), **given}, public.rows

@@ -24,6 +24,7 @@ from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import Ridge
 from sordina.estimators.linear_classifiers import LinearSVC, LogisticRegression
 from sordina.estimators.model_file import unpack
+from sordina.run_folder import MODELS as FEDERATED_MODELS
 from sordina.run_folder import TABLE_MODEL, read_claim
 from sordina.tables import PreparedTable, Schema, feature_names, pieces
 from sordina.tables.prepare import features
@@ -130,6 +131,10 @@ def load(folder: str | Path) -> TableModel:
         folder: The folder of the run, or the model file itself.
     """
     path = Path(folder)
+    if (path / FEDERATED_MODELS).exists():
+        from sordina.estimators.table_federation import load_federation
+
+        return load_federation(path)
     if path.is_dir():
         claim = read_claim(path)
         if not (path / TABLE_MODEL).is_file():

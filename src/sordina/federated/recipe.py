@@ -64,6 +64,7 @@ HABITS = {
     "mnist-writers": Habits(500, 20, 0.1, 20, patience=5, every=5),
     "femnist": Habits(500, 20, 0.1, 20, patience=5, every=5),
     "adult": Habits(100, 50, 0.5, 64, records=650),
+    "table": Habits(50, 20, 0.5, 32),
     "own": Habits(20, 100, 0.1, 32),
 }
 """``own`` are the data of a Flower app's clients, which no loader knows."""

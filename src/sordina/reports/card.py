@@ -22,6 +22,7 @@ _UNITS = {
     "user": "One person, with all of their rows that take part.",
     "group": "A group of units at once.",
 }
+_CLIENT = "One client of the federation, with all of its rows."
 _NEIGHBOURS = {
     "add-remove": "The same data with one unit more or less.",
     "replace-one": "The same data with one unit exchanged for another.",
@@ -74,10 +75,12 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
     private = bool(claim.get("private", claim.get("epsilon") is not None))
     epsilon, delta = claim.get("epsilon"), claim.get("delta")
     return {
-        "claim": "NOT PRIVATE" if not private else claim.get("statement", UNSTATED),
+        "claim": "NOT PRIVATE" if not private else claim.get("statement") or claim.get("guarantee") or UNSTATED,
         "epsilon": epsilon,
         "delta": delta,
-        "unit": _UNITS.get(str(claim.get("unit")), UNSTATED),
+        "unit": _CLIENT
+        if "placement" in claim and claim.get("unit") == "user"
+        else _UNITS.get(str(claim.get("unit")), UNSTATED),
         "contribution": _contribution(claim, folder),
         "neighbours": _NEIGHBOURS.get(str(claim.get("adjacency")), UNSTATED),
         "trust": _TRUST.get(str(claim.get("model")), UNSTATED),

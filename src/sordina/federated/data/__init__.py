@@ -19,6 +19,7 @@ from sordina.federated.data.adult import adult
 from sordina.federated.data.federation import Federation, Groups
 from sordina.federated.data.hospital import hospital
 from sordina.federated.data.synthetic import synthetic, synthetic_fairness
+from sordina.federated.data.table import table
 from sordina.federated.data.writers import femnist, mnist_writers
 
 __all__ = ["Federation", "Groups", "load", "names"]
@@ -30,6 +31,7 @@ _LOADERS: dict[str, Callable[..., Federation]] = {
     "mnist-writers": mnist_writers,
     "femnist": femnist,
     "adult": adult,
+    "table": table,
 }
 
 

@@ -1,0 +1,120 @@
+"""Tables of the user's own as clients: one file a client, or one file with a column that names the client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordina.datasets import Task
+from sordina.errors import InvalidInput
+from sordina.federated.data.federation import Federation, Groups
+from sordina.tables import ColumnKind, PreparedTable, Schema, pieces, read_table
+from sordina.tables.prepare import person_texts
+
+
+def table(
+    rng: np.random.Generator,
+    *,
+    files: Sequence[str] = (),
+    schema: Any = None,
+    client_column: str | None = None,
+    test: str | None = None,
+    test_share: float = 0.2,
+    model: str = "linear",
+    encoding: str = "utf-8",
+    separator: str = ",",
+) -> Federation:
+    """Clients with tables; some clients validate, or the rows of another file: neither is covered by a guarantee.
+
+    Held out are whole clients, never rows of those that take part: those are promised that none of their rows shows.
+    Preparation is a fixed public map, so nothing has to be agreed on among the clients but the schema.
+
+    Args:
+        rng: Decides which clients validate.
+        files: One CSV or Parquet file a client, or a single one with ``client_column``.
+        schema: What is public about them all, as `Schema.load` takes it.
+        client_column: The column that says which client a row belongs to; never a feature.
+        test: Another file to validate on, instead of a share of the clients.
+        test_share: The share of clients that validate; one at least.
+        model: "linear" (logistic regression for classes) or "network".
+        encoding: Of CSV files.
+        separator: Between the fields of CSV files.
+    """
+    public = _public(schema, client_column)
+    reading: dict[str, Any] = {"encoding": encoding, "separator": separator}
+    if len(files) < 2 and client_column is None:
+        raise InvalidInput("clients are several files, or one file with a client column (--client-column).")
+    if not 0 < test_share < 1:
+        raise InvalidInput(f"the test share must lie between 0 and 1, got {test_share}.")
+    tables = [one for path in files for one in _clients(path, public, client_column, reading)]
+    order = rng.permutation(len(tables)).tolist()
+    cut = 0 if test else max(1, round(test_share * len(tables)))
+    if cut >= len(tables):
+        raise InvalidInput(f"{len(tables)} clients are too few to hold one out: name a file to validate on (--test).")
+    judged = [read_table(test, public, **reading)] if test else [tables[index] for index in sorted(order[:cut])]
+    train = [tables[index] for index in sorted(order[cut:])]
+    groups = {
+        name: Groups(
+            (*public[name].values, "other", "missing"),
+            [one.groups[name] for one in train],
+            [one.groups[name] for one in judged],
+        )
+        for name in public.groups
+    }
+    return Federation(
+        name="table", train=[_shard(one) for one in train], validation=[_shard(one) for one in judged], groups=groups,
+        source=f"{len(train)} clients with tables of their own", **_task(tables[0], model),
+    )  # fmt: skip
+
+
+def _public(schema: Any, client_column: str | None) -> Schema:
+    if schema is None:
+        raise InvalidInput("tables need a schema that says what is public: draft one with `sordina schema`.")
+    public = Schema.load(schema).complete()
+    if public.target is None:
+        raise InvalidInput("the schema names no target: state target = NAME.")
+    if client_column in (public.target, *public.groups):
+        raise InvalidInput(f"the client column {client_column!r} cannot be the target or a protected attribute.")
+    known = client_column is not None and any(one.name == client_column for one in public.columns)
+    return public.with_column(replace(public[client_column], kind=ColumnKind.IGNORED)) if known else public
+
+
+def _clients(path: str, schema: Schema, column: str | None, reading: dict[str, Any]) -> list[PreparedTable]:
+    whole = read_table(path, schema, **reading)
+    if column is None:
+        return [whole]
+    names = np.array(
+        [text for piece in pieces(path, [column], **reading) for text in person_texts(piece.columns[column])]
+    )
+    return [_part(whole, np.flatnonzero(names == one)) for one in np.unique(names)]
+
+
+def _part(table: PreparedTable, rows: NDArray[np.int64]) -> PreparedTable:
+    owners = None if table.owners is None else table.owners[rows]
+    targets = None if table.targets is None else table.targets[rows]
+    groups = {name: codes[rows] for name, codes in table.groups.items()}
+    return PreparedTable(table.schema, table.inputs[rows], targets, owners, table.persons, groups)
+
+
+def _shard(table: PreparedTable) -> tuple[Tensor, Tensor]:
+    inputs, targets = table.dataset().tensors
+    return inputs, targets[:, None] if table.task is Task.REGRESSION else targets
+
+
+def _task(table: PreparedTable, model: str) -> dict[str, Any]:
+    """Model, loss and metric by the kind of the target."""
+    if model not in ("linear", "network"):
+        raise InvalidInput(f"clients with tables train a linear model or a network, not {model!r}.")
+    if table.task is Task.REGRESSION:
+        if model == "network":
+            raise InvalidInput("clients with tables train numbers by a linear model.")
+        inputs = table.inputs.shape[1]
+        return {"model": "linear", "loss": "mse", "metric": "rmse", "options": {"inputs": inputs, "bias": True}}
+    name = "logistic" if model == "linear" else "mlp"
+    options = {"inputs": table.inputs.shape[1], "classes": len(table.classes)}
+    return {"model": name, "loss": "cross-entropy", "metric": "accuracy", "options": options}
