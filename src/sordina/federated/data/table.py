@@ -80,8 +80,9 @@ def _public(schema: Any, client_column: str | None) -> Schema:
         raise InvalidInput("the schema names no target: state target = NAME.")
     if client_column in (public.target, *public.groups):
         raise InvalidInput(f"the client column {client_column!r} cannot be the target or a protected attribute.")
-    known = client_column is not None and any(one.name == client_column for one in public.columns)
-    return public.with_column(replace(public[client_column], kind=ColumnKind.IGNORED)) if known else public
+    if client_column is None or all(one.name != client_column for one in public.columns):
+        return public
+    return public.with_column(replace(public[client_column], kind=ColumnKind.IGNORED))
 
 
 def _clients(path: str, schema: Schema, column: str | None, reading: dict[str, Any]) -> list[PreparedTable]:
