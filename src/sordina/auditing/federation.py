@@ -7,6 +7,7 @@ for each of their rows too.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 import zipfile
@@ -23,11 +24,15 @@ from sordina.auditing.membership.target import noise
 from sordina.auditing.scores import FloatArray
 from sordina.auditing.subject import Subject
 from sordina.errors import InvalidInput, Unsupported
+from sordina.federated import losses as losses_of
 from sordina.federated.clients.hypotheses import losses
-from sordina.federated.objective import Objective
+from sordina.federated.objective import Objective, flat_parameters, of_module
 from sordina.federated.population import Population
 from sordina.federated.recipe import Recipe
+from sordina.federated.result import load_models
 from sordina.run_folder import MODELS, RECIPE, read_claim, read_json
+from sordina.training.batches import as_rows
+from sordina.training.data_checks import check_takes
 from sordina.types import Adjacency, Guarantee, Unit
 
 _FEWEST = 10
@@ -72,13 +77,20 @@ def open_federated(folder: Path) -> Subject:
     try:
         privacy = read_claim(folder)
         unit, claim = Unit(privacy["unit"]), _claim(privacy)
-        recipe = Recipe(**read_json(folder / RECIPE))
+        told = read_json(folder / RECIPE)
+        own = told.get("population") is not None
+        recipe = None if own else Recipe(**told)
         models = torch.from_numpy(
             np.load(io.BytesIO(private_files.read(folder / MODELS)), allow_pickle=False)["models"]
         )
     except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{folder} is not the folder of a finished `sordina federate` run: {reason}") from error
+    if recipe is None:
+        raise InvalidInput(
+            f"{folder} is a run on data of its own, which are not here: name --task, --members and --non-members, "
+            "or call sordina.audit(result, members, non_members)."
+        )
     if recipe.seed is None and recipe.data_seed is None:
         raise InvalidInput(f"{folder} does not say which clients took part: run `sordina federate` again.")
     problem = recipe.problem(randomness.generator(recipe.seed))
@@ -102,6 +114,53 @@ def open_federated(folder: Path) -> Subject:
     )
 
 
+def open_with(folder: Path, task: Path, members: Path, non_members: Path) -> Subject:
+    """A federation on data of its own: rows are attacked, each under the model that fits it best.
+
+    Args:
+        folder: The run's folder.
+        task: A Python file with a function ``model()`` and, as ``LOSS``, a loss or its name: it is executed.
+        members: An .npz file of ``x`` and ``y`` that were trained on.
+        non_members: One of rows that were not.
+    """
+    claim = read_claim(folder)
+    made = _task(task)
+    loss = losses_of.of_any(getattr(made, "LOSS", "cross-entropy"))
+    objective = of_module(made.model(), loss)
+    models = torch.stack([flat_parameters(one) for one in load_models(folder, made.model())])
+    shards = [_stored(path, models.dtype) for path in (members, non_members)]
+    everybody = Population.of(shards)
+    check_takes(made.model(), loss.value, as_rows((everybody.x, everybody.y)))
+    numbers, count = torch.arange(len(everybody.x)), len(shards[0][0])
+    return Subject(
+        Clients(objective, models, _rows(everybody)),
+        Samples(numbers[:count]),
+        Samples(numbers[count:]),
+        _claim(claim),
+        claim.get("delta") or 1e-5,
+    )
+
+
+def _task(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("sordina_audited_task", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidInput(f"{path} is not a Python file with a function model().")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "model", None)):
+        raise InvalidInput(f"{path} has no function model() that builds what was trained.")
+    return module
+
+
+def _stored(path: Path, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        with np.load(io.BytesIO(private_files.read(path)), allow_pickle=False) as stored:
+            x, y = (torch.from_numpy(stored[name]) for name in ("x", "y"))
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise InvalidInput(f"{path} is not an .npz file of arrays x and y.") from error
+    return x.to(dtype) if x.is_floating_point() else x, y.to(dtype) if y.is_floating_point() else y
+
+
 def _rows(population: Population) -> Population:
     """Every row a client of its own."""
     return Population(population.x, population.y, np.ones(len(population.x), dtype=np.int64))
@@ -112,6 +171,7 @@ def _claim(privacy: dict[str, Any]) -> Guarantee | None:
     placement = privacy["placement"]
     if placement == "metric":
         return None
-    adjacency = _ADJACENCY.get(placement) or Adjacency(privacy["details"]["adjacency"])
+    told = privacy.get("adjacency") or privacy["details"].get("adjacency")
+    adjacency = Adjacency(told) if told else _ADJACENCY[placement]
     epsilon = math.inf if privacy["epsilon"] is None else float(privacy["epsilon"])
     return Guarantee(epsilon, float(privacy["delta"] or 0.0), adjacency, Unit(privacy["unit"]))

@@ -33,8 +33,15 @@ def audit_run(
     confidence: float = 0.95,
     seed: int | None = None,
     progress: Progress = silent,
+    task: str | Path | None = None,
+    members: str | Path | None = None,
+    non_members: str | Path | None = None,
 ) -> Audit:
     """Attack the model of a run: what it was trained on against the rest of the training file, or the test set.
+
+    A federation on data of its own (a Flower app, a `FederatedTrainer` with a folder) does not hold them: its ``task``,
+    a Python file with a function ``model()``, says what was trained, and ``members`` and ``non_members`` are .npz files
+    of ``x`` and ``y``.
 
     Only a run that left rows out by chance (`sordina train --rows`) can be refuted: a test file is another group of
     people. At most ``rows`` of each are looked at. Shadow models train without privacy on as many rows as there are
@@ -43,10 +50,17 @@ def audit_run(
     if rows < 10:
         raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
     rng = np.random.default_rng(None if seed is None else check_seed(seed))
-    subject = open_subject(Path(folder))
-    members = min(rows, len(subject.members))
+    if members is not None or non_members is not None or task is not None:
+        if members is None or non_members is None or task is None:
+            raise InvalidInput("task, members and non_members go together: what was trained, who was in, who was not.")
+        from sordina.auditing.federation import open_with
+
+        subject = open_with(Path(folder), Path(task), Path(members), Path(non_members))
+    else:
+        subject = open_subject(Path(folder))
+    kept = min(rows, len(subject.members))
     calibrated = any(name in SHADOWED for name in attacks)
-    subject = subject.some(members, members if calibrated else rows, rng)
+    subject = subject.some(kept, kept if calibrated else rows, rng)
     return audit(
         subject.model, subject.members, subject.others, attacks,
         claim=subject.claim, random_split=subject.random_split, delta=subject.delta, confidence=confidence,

@@ -32,6 +32,13 @@ def membership(
     ] = "loss,noisy",
     rows: Annotated[int, typer.Option(help="Members and non-members to look at, at most.")] = 5000,
     shadows: Annotated[int, typer.Option(help="Shadow models, for attacks that use them.")] = 16,
+    task: Annotated[
+        Path | None, typer.Option(help="For a Flower app or a run on data of its own: its task.py, with model().")
+    ] = None,
+    members: Annotated[Path | None, typer.Option(help="With --task: an .npz file of x and y that were in.")] = None,
+    non_members: Annotated[
+        Path | None, typer.Option(help="With --task: an .npz file of x and y that were not.")
+    ] = None,
     confidence: Confidence = 0.95,
     seed: Seed = None,
     out: Annotated[
@@ -47,7 +54,10 @@ def membership(
 
     names = [name.strip() for name in attacks.split(",") if name.strip()]
     with bar("shadow models", shown=not as_json) as tick:
-        found = audit_run(run, names, rows=rows, shadows=shadows, confidence=confidence, seed=seed, progress=tick)
+        found = audit_run(
+            run, names, rows=rows, shadows=shadows, confidence=confidence, seed=seed, progress=tick, task=task,
+            members=members, non_members=non_members,
+        )  # fmt: skip
     folder = write_audit(found, out or run)
     _say(as_json, found.to_dict(), found.results, found.verdict, folder)
     _stop_if(found.exceeds_claim)

@@ -64,6 +64,9 @@ def federate(
     local_rate: Annotated[float | None, typer.Option(help="Step size at the client.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size at the client.")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over a client's rows.")] = 1,
+    records: Annotated[
+        int | None, typer.Option(help="Record privacy: a public number near the records of a client.")
+    ] = None,
     server_rate: Annotated[float | None, typer.Option(help="Step size at the server.")] = None,
     mu: Annotated[
         float, typer.Option(help="Weight of the regulariser: fedprox, feddyn, mean- and graph-regularised.")
@@ -118,16 +121,18 @@ def federate(
     from sordina.federated.run import Seen
     from sordina.types import format_up
 
-    name, options, records = _tables(
+    name, options, table_records = _tables(
         data, schema, privacy, client_column=client_column, test=test, test_share=test_share, model=model,
         encoding=encoding, separator=separator,
     )  # fmt: skip
     recipe = recipes.Recipe(
-        name, strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
-        clients_per_round, local_rate, batch, epochs, server_rate, mu, patience, window, seed,
-        engine=engine, aggregate=aggregate, compress=compress, dropout=dropout, late=late, hostile=hostile,
-        inner_rate=inner_rate, prune=prune, honest_share=honest_share, tolerated_dropout=tolerated_dropout,
-        neighbours=neighbours, options=options, records=records,
+        name, strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise=noise, radius=radius,
+        leakage_limit=leakage_limit, epsilon=epsilon, delta=delta, clipping=clipping, threshold=threshold,
+        rounds=rounds, clients_per_round=clients_per_round, local_rate=local_rate, batch=batch, epochs=epochs,
+        records=records if records is not None else table_records, options=options, honest_share=honest_share,
+        tolerated_dropout=tolerated_dropout, neighbours=neighbours, server_rate=server_rate, mu=mu, patience=patience,
+        window=window, seed=seed, engine=engine, aggregate=aggregate,
+        compress=compress, dropout=dropout, late=late, hostile=hostile, inner_rate=inner_rate, prune=prune,
     )  # fmt: skip
     if out is None and (resume or ledger or dataset_budget):
         raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")

@@ -22,12 +22,12 @@ def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the app.")],
     strategy: Annotated[str, typer.Option(help="As in `sordina federate`.")] = "metric-pfl",
     hypotheses: Annotated[int, typer.Option(help="Models to train, for ifca and metric-pfl.")] = 2,
-    privacy: Annotated[str | None, typer.Option(help="none, metric, central or local.")] = None,
+    privacy: Annotated[str | None, typer.Option(help="none, metric, central, local, record or distributed.")] = None,
     noise: Annotated[float, typer.Option(help="Noise multiplier nu of metric privacy.")] = 5.0,
     radius: Annotated[str, typer.Option(help="'public:R' (sound) or 'update' (heuristic).")] = "public:1",
     leakage_limit: Annotated[float | None, typer.Option(help="No client leaks more than this.")] = None,
-    epsilon: Annotated[float, typer.Option(help="Budget epsilon of central and local privacy.")] = 3.0,
-    delta: Annotated[float, typer.Option(help="Budget delta of central and local privacy.")] = 1e-5,
+    epsilon: Annotated[float, typer.Option(help="Budget epsilon of central, local and record privacy.")] = 3.0,
+    delta: Annotated[float, typer.Option(help="Budget delta of central, local and record privacy.")] = 1e-5,
     clipping: Annotated[str, typer.Option(help="Clipping policy of central privacy.")] = "fixed",
     threshold: Annotated[float, typer.Option(help="Clipping threshold, or the first one.")] = 1.0,
     clients: Annotated[int, typer.Option(help="How many clients there are: one SuperNode each.")] = 3,
@@ -35,6 +35,13 @@ def init(
     rounds: Annotated[int, typer.Option(help="At most so many rounds.")] = 20,
     local_rate: Annotated[float, typer.Option(help="Step size at the client.")] = 0.1,
     batch: Annotated[int, typer.Option(help="Batch size at the client.")] = 32,
+    epochs: Annotated[int, typer.Option(help="Passes over a client's rows in a round.")] = 1,
+    records: Annotated[
+        int | None, typer.Option(help="Record privacy: a public number near the records of a client.")
+    ] = None,
+    dependency: Annotated[
+        Path | None, typer.Option(help="A wheel or folder of Sordina for SuperLinks that install dependencies.")
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without the silent.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -46,13 +53,16 @@ def init(
     from sordina.federated.scaffold import write
 
     recipe = Recipe(
-        "own", strategy, hypotheses, privacy, noise, radius, leakage_limit, epsilon, delta, clipping, threshold, rounds,
-        clients_per_round, local_rate, batch,
+        "own", strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise=noise, radius=radius,
+        leakage_limit=leakage_limit, epsilon=epsilon, delta=delta, clipping=clipping, threshold=threshold,
+        rounds=rounds, clients_per_round=clients_per_round, local_rate=local_rate, batch=batch, epochs=epochs,
+        records=records,
     )  # fmt: skip
-    files = write(folder, recipe, clients=clients, deadline=deadline)
+    files = write(folder, recipe, clients=clients, deadline=deadline, dependency=dependency)
     if as_json:
         say_json({"folder": str(folder), "files": files, "run": f"flwr run {folder}"})
         return
     for file in files:
         say(folder / file)
-    say(f"Make task.py your own, then see {folder / 'README.md'} for how to deploy it.")
+    say(f"Try it: cd {folder} && flwr run . --stream")
+    say(f"Then make task.py your own, and see {folder / 'README.md'} for how to deploy it.")

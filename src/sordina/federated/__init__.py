@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from sordina.federated.privacy.nothing import NoPrivacy
     from sordina.federated.privacy.placement import FederatedPrivacy
     from sordina.federated.privacy.records import RecordDP
-    from sordina.federated.trainer import FederatedResult, FederatedTrainer, Forecast, load_models
+    from sordina.federated.trainer import FederatedResult, FederatedTrainer, Forecast, load_models, load_personal_model
 
 _METHODS = (
     "FSVRG", "IFCA", "FedAvg", "FedDyn", "FedEM", "FedProx", "FedSGD", "FederatedAlgorithm", "GraphRegularised",
     "MeanRegularised", "MetricPFL", "PerFedAvg", "Scaffold", "SteadyMetricPFL", "SubFedAvg",
 )  # fmt: skip
-_TRAINER = ("FederatedResult", "FederatedTrainer", "Forecast", "load_models")
+_TRAINER = ("FederatedResult", "FederatedTrainer", "Forecast", "load_models", "load_personal_model")
 _NAMES: dict[str, str] = {
     **dict.fromkeys(_METHODS, "sordina.federated.methods"),
     **dict.fromkeys(_TRAINER, "sordina.federated.trainer"),
@@ -102,6 +102,7 @@ __all__ = [
     "SteadyMetricPFL",
     "SubFedAvg",
     "load_models",
+    "load_personal_model",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from sordina.federated.compression import Compressed
@@ -14,6 +15,7 @@ from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.federated.privacy.placement import FederationFacts
 from sordina.federated.privacy.records import PrivateUpdates
 from sordina.federated.run import Method
+from sordina.types import format_up
 
 TOO_NOISY = 0.5
 """From this share on the noise, not the clients, decides where a model ends: measured in tests/federated."""
@@ -35,7 +37,7 @@ class Forecast:
     warning: str | None = None
 
 
-def forecast(method: Method, facts: FederationFacts, size: int) -> Forecast:
+def forecast(method: Method, facts: FederationFacts, size: int, limit: Fraction | None = None) -> Forecast:
     """Compare noise and signal of a run before it begins.
 
     Noise of standard deviation s on each of d numbers, in each of T rounds, adds up to ``s sqrt(d T)``; updates clipped
@@ -45,14 +47,30 @@ def forecast(method: Method, facts: FederationFacts, size: int) -> Forecast:
         method: The run's parts.
         facts: What is public about it.
         size: The length of a client's vector.
+        limit: That each client sets for its own account.
     """
     placement: Any = method.placement.placement if isinstance(method.placement, Compressed) else method.placement
     each = _noise_of_a_round(placement, method.work, facts, size)
     if each is None:
-        return Forecast(None)
+        return Forecast(None, warning=_withholding(placement.cost(size), facts, limit))
     share = each * math.sqrt(size / facts.rounds)
     nu = float(placement.plan.noise_multiplier if isinstance(placement, Central) else placement.noise_multiplier)
     return Forecast(share, nu, _warning(placement, facts, size, share) if share > TOO_NOISY else None)
+
+
+def _withholding(cost: Fraction, facts: FederationFacts, limit: Fraction | None) -> str | None:
+    """What to say where clients reach their limits before the rounds are over."""
+    if limit is None or not cost:
+        return None
+    allowed, wanted = int(limit // cost), math.ceil(facts.rounds * facts.clients_per_round / facts.clients)
+    if allowed >= wanted:
+        return None
+    return (
+        f"WARNING: a client leaks {format_up(float(cost))} each time, so within its limit of {float(limit):.4g} it "
+        f"takes part {allowed} times, where {facts.rounds} rounds want it about {wanted} times: later rounds "
+        "will have few answers, or none. Run fewer rounds, ask fewer clients in each, or raise the noise multiplier or "
+        "the limit."
+    )
 
 
 def _noise_of_a_round(placement: Any, work: Any, facts: FederationFacts, size: int) -> float | None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from sordina import journal as journals
 from sordina import private_files, randomness
+from sordina.accounting import Event
 from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.federated import recipe as recipes
@@ -155,10 +156,17 @@ class FederationKeeper:
         }
         self.folder.write(CHECKPOINT, _packed(facts, arrays))
 
+    def settlement(self, event: Event | None) -> Callable[[], object] | None:
+        """What settles the run's reservation as ``event``; None if nothing was reserved.
+
+        Args:
+            event: What the run spent.
+        """
+        return None if self.reservation is None or event is None else lambda: settle_once(self.reservation, event)
+
     def finish(self, finished: Finished) -> dict[str, Any]:
         """Write the folder's documents, the models and the claim, and settle; may be repeated after a kill."""
-        event = finished.result.statement.event
-        settle = None if self.reservation is None or event is None else lambda: settle_once(self.reservation, event)
+        settle = self.settlement(finished.result.statement.event)
         lost = max(0, min(finished.setup.facts.rounds, self.folder.journal.claimed) - len(finished.result.history))
         facts = record.save(finished, self.trace, self.folder, settle, {"rounds_lost": lost} if lost else {})
         private_files.remove(self.folder.path / CHECKPOINT)

@@ -134,7 +134,17 @@ def client_statements(finished: Finished) -> dict[str, ClientStatement]:
 
 def guarantee(finished: Finished) -> dict[str, Any]:
     """Epsilon and delta where they exist, leakage where clients keep accounts, and the words."""
-    statement, leakage = finished.result.statement, finished.result.leakage
+    return guarantee_facts(finished.result.statement, finished.result.leakage, finished.releasable)
+
+
+def guarantee_facts(statement: Statement, leakage: NDArray[np.float64], releasable: bool) -> dict[str, Any]:
+    """What result.json says of a guarantee.
+
+    Args:
+        statement: The guarantee.
+        leakage: What each client has leaked.
+        releasable: Whether the noise was secure.
+    """
     facts: dict[str, Any] = {}
     if statement.epsilon is not None:
         facts |= {"epsilon": statement.epsilon, "delta": statement.delta}
@@ -145,7 +155,7 @@ def guarantee(finished: Finished) -> dict[str, Any]:
             "max": float(leakage.max()),
             "radius": statement.details["radius"],
         }
-    facts |= {"guarantee": statement.words, "sound": statement.sound, "releasable": finished.releasable}
+    facts |= {"guarantee": statement.words, "sound": statement.sound, "releasable": releasable}
     return facts
 
 
@@ -161,6 +171,8 @@ def privacy_facts(statement: Statement, releasable: bool, rounds: int, clients: 
     report: dict[str, Any] = {
         "placement": statement.placement,
         "guarantee": statement.words,
+        "statement": statement.words,
+        "private": statement.placement != "none",
         "sound": statement.sound,
         "unit": str(statement.unit),
         "epsilon": statement.epsilon,

@@ -18,6 +18,7 @@ from sordina import private_files
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import record
 from sordina.federated.clients.personal import used
+from sordina.federated.engines.home import MODEL_PREFIX
 from sordina.federated.objective import flat_parameters, with_parameters
 from sordina.federated.order import Order
 from sordina.federated.privacy.placement import Statement
@@ -146,6 +147,28 @@ def load_models(folder: str | Path, module: nn.Module) -> list[nn.Module]:
             "of the kind that was trained."
         )
     return [with_parameters(module, one) for one in torch.from_numpy(flat)]
+
+
+def load_personal_model(folder: str | Path, module: nn.Module, run: int | None = None) -> nn.Module:
+    """The model a client of a Flower app would use itself, from the client's own folder.
+
+    Args:
+        folder: The client's ``state-dir``.
+        module: A module of the kind that was trained; its weights are not used.
+        run: The number of the run; left out, the last one.
+    """
+    folder = Path(folder)
+    pattern = f"{MODEL_PREFIX}{'*' if run is None else run}.npz"
+    found = sorted(folder.glob(pattern), key=lambda one: one.stat().st_mtime_ns)
+    if not found:
+        raise InvalidInput(
+            f"{folder} holds no model of {'any run' if run is None else f'run {run}'}: see the client's log."
+        )
+    with np.load(found[-1], allow_pickle=False) as stored:
+        weights, models = torch.from_numpy(stored["weights"]), torch.from_numpy(stored["models"])
+    if models.shape[1] != len(flat_parameters(module)):
+        raise InvalidInput(f"{found[-1]} holds another kind of model than this module.")
+    return own_model(module, weights, models)
 
 
 class PersonalModels(Mapping[str, nn.Module]):

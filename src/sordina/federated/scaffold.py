@@ -28,9 +28,9 @@ name = "{name}"
 version = "1.0.0"
 description = "Federated learning with Sordina on Flower"
 license = "Apache-2.0"
-# Sordina is on no package index yet, and SuperNodes install nothing by themselves: install it beforehand (README.md),
-# wherever this app runs. List here what task.py needs besides.
-dependencies = []
+# Sordina is found where Flower is installed (README.md). A SuperLink that installs dependencies for every run can be
+# given a wheel or a folder of sources: `sordina flower init --dependency PATH`. List here what task.py needs besides.
+dependencies = [{dependencies}]
 
 [tool.hatch.build.targets.wheel]
 packages = ["."]
@@ -73,7 +73,7 @@ import torch
 from torch import nn
 
 LOSS = "mse"
-"""mse or cross-entropy."""
+"""mse, cross-entropy, or a function (outputs, targets) with one number per row."""
 
 
 def model():
@@ -87,7 +87,7 @@ def train_data(context):
     In Flower's simulation (`flwr run .`) nodes have no data of their own: they get made-up rows, to try the app out.
     """
     if "data" not in context.node_config:
-        return made_up(int(context.node_config["partition-id"]))
+        return made_up(int(context.node_config.get("partition-id", 0)))
     with np.load(str(context.node_config["data"]), allow_pickle=False) as rows:
         x, y = torch.from_numpy(rows["x"]).float(), torch.from_numpy(rows["y"])
     return x, y.long() if LOSS == "cross-entropy" else y.float().reshape(len(y), 1)
@@ -102,8 +102,8 @@ def made_up(number):
 
 
 def validation_data():
-    """Held-out clients the server may look at in the clear, as [(x, y), ...]; none to begin with."""
-    return []
+    """Held-out clients the server may look at in the clear, as [(x, y), ...]; here made-up ones."""
+    return [made_up(1000 + number) for number in range(5)]
 '''
 
 _README = """\
@@ -112,31 +112,75 @@ _README = """\
 Made by `sordina flower init`. Edit `{package}/task.py`: the model, the loss, and how a client finds its rows.
 What is trained and how privately stands in `pyproject.toml` under `[tool.flwr.app.config]`.
 
-Before anything else, install Sordina on every machine: {install}.
-To try the app out with made-up rows on one machine: `flwr run . --stream`.
+{trust}
 
-    # the server's machine (certificates: see Flower's documentation on TLS)
+## Try it, on this machine
+
+Install Sordina beside Flower: {install}. Then, here,
+
+    flwr run . --stream
+
+trains among {clients} made-up clients in Flower's simulation and writes `results/`: models, `privacy.json`,
+metrics and how often each client withheld its update. `sordina report results` makes a page of it.
+
+## Loopback: a SuperLink and a SuperNode per client, on one machine, without encryption
+
+    flower-superlink --insecure --disable-runtime-dependency-installation
+
+    # one terminal per client; every node needs a port of its own, and a folder of its own for its policy and account
+{nodes}
+    # in this folder, with this in ~/.flwr/config.toml:
+    #   [superlink.loopback]
+    #   address = "127.0.0.1:8000"
+    #   insecure = true
+    flwr run . loopback --stream
+
+`rows-0.npz` holds the arrays `x` and `y` of client 0; without `data=` a client has made-up rows.
+
+## Machines of their own, with TLS
+
+    # the server's machine; make the certificates as Flower's documentation on TLS says
     flower-superlink --host 0.0.0.0 --port 8000 --ssl-certfile server.pem --ssl-keyfile server.key \\
         --ssl-ca-certfile ca.crt --disable-runtime-dependency-installation
 
-    # every client's machine; state-dir holds this client's policy and account: keep it, one per client
+    # every client's machine; state-dir holds this client's policy, account and model: keep it, one per client
     mkdir -m 700 /var/lib/sordina && cp client-policy.json /var/lib/sordina/policy.json
     flower-supernode --superlink server:8000 --root-certificates ca.crt \\
-        --node-config 'data="rows.npz" state-dir="/var/lib/sordina"'
+        --node-config 'name="north" data="rows.npz" state-dir="/var/lib/sordina"'
 
-    # the scientist, with the SuperLink's address under [superlink.mine] in ~/.flwr/config.toml
+    # the scientist, with this in ~/.flwr/config.toml:
+    #   [superlink.mine]
+    #   address = "server:8000"
+    #   root-certificates = "ca.crt"
     flwr run . mine --stream
 
-**Each client decides for itself.** `policy.json` says what a client accepts and how much it reveals at most, over all
-runs together; a client without one takes part in nothing. A run's configuration and messages can only ask for less:
-they cannot lower the noise below the policy, seed it, or pass a limit. `client-policy.json` is a proposal made from
-this app's settings; read it before you copy it. The policy does not protect against other *code*: whoever may submit
+## Each client decides for itself
+
+`policy.json` says what a client accepts and how much it reveals at most, over all runs together; a client
+without one takes part in nothing. A run's configuration and messages can only ask for less: they cannot lower
+the noise below the policy, seed it, or pass a limit. `client-policy.json` is a proposal made from this app's
+settings; read it before you copy it. The policy does not protect against other *code*: whoever may submit
 runs to your SuperLink ships the app that SuperNodes execute, so let them run apps you know only.
 
-{trust}
+## What comes out
 
-Results go to a new folder (`out`); a run on Flower is not resumed, and nothing is overwritten: name another `out` for
-the next run.
+The server's `out` folder is a run like any other (`sordina report results`, `sordina card results`); nothing
+is overwritten, the next run goes to `results-2`. Attack its model with rows that were in it and rows that
+were not, as `.npz` files of `x` and `y`:
+
+    sordina audit membership results --task {package}/task.py --members rows-0.npz --non-members others.npz
+
+Every client keeps the model it would use itself in its own folder (`model-RUN.npz`), made with its own rows:
+it never leaves.
+
+    model = sordina.federated.load_personal_model("/var/lib/sordina", task.model())
+"""
+
+_NODE = """\
+    mkdir -m 700 client-{number} && cp client-policy.json client-{number}/policy.json
+    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} \\
+        --node-config 'name="client {number}" data="rows-{number}.npz" state-dir="client-{number}"'
+
 """
 
 _TRUST = {
@@ -154,8 +198,18 @@ _TRUST = {
 }
 
 
-def write(folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0) -> list[str]:
-    """Write the app; refuses a folder that holds anything, and a combination that could not run. Returns the files."""
+def write(
+    folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0, dependency: str | Path | None = None
+) -> list[str]:
+    """Write the app; refuses a folder that holds anything, and a combination that could not run. Returns the files.
+
+    Args:
+        folder: A new folder.
+        recipe: What is trained, and how privately.
+        clients: How many clients there are.
+        deadline: Seconds after which a round goes on without the silent.
+        dependency: A wheel or a folder of Sordina's sources, for a SuperLink that installs dependencies for every run.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"{folder} is not empty: name a new folder, nothing is overwritten.")
     if clients < 1 or not deadline > 0:
@@ -168,7 +222,8 @@ def write(folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0
     values: dict[str, Any] = {
         "name": name, "package": package, "config": _config(recipe, clients, deadline),
         "trust": _TRUST["heuristic" if recipe.placed == "metric" and recipe.radius == "update" else recipe.placed],
-        "install": _install(),
+        "install": _install(), "clients": clients, "dependencies": _dependency(dependency),
+        "nodes": "".join(_NODE.format(number=one, port=9100 + one) for one in range(min(clients, 3))),
     }  # fmt: skip
     texts = {
         "pyproject.toml": _PROJECT, "README.md": _README, f"{package}/__init__.py": '"""A federation."""\n',
@@ -180,6 +235,16 @@ def write(folder: Path, recipe: Recipe, *, clients: int, deadline: float = 600.0
     for path, text in written.items():
         (folder / path).write_text(text, encoding="utf-8")
     return sorted(written)
+
+
+def _dependency(path: str | Path | None) -> str:
+    """A local wheel or folder as a requirement."""
+    if path is None:
+        return ""
+    found = Path(path).expanduser().resolve()
+    if not found.exists():
+        raise InvalidInput(f"there is no {path}: name a wheel of Sordina, or a folder of its sources.")
+    return _toml(f"sordina[federated] @ {found.as_uri()}")
 
 
 def _install() -> str:
@@ -204,7 +269,8 @@ def _config(recipe: Recipe, clients: int, deadline: float) -> str:
         "leakage-limit": recipe.leakage_limit or 0.0, "epsilon": recipe.epsilon, "delta": recipe.delta,
         "clipping": recipe.clipping, "threshold": recipe.threshold, "rounds": setup.facts.rounds,
         "clients-per-round": setup.facts.clients_per_round, "local-rate": steps.rate, "batch": steps.batch,
-        "epochs": recipe.epochs, "server-rate": recipe.server_rate or 0.0, "mu": recipe.mu, "seed": -1,
+        "epochs": recipe.epochs, "records": recipe.records or 0, "server-rate": recipe.server_rate or 0.0,
+        "mu": recipe.mu, "seed": -1, "ledger": "", "dataset-budget": "",
     }  # fmt: skip
     return "\n".join(f"{key} = {_toml(value)}" for key, value in pairs.items())
 

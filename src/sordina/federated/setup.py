@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from sordina.federated.decentralized.gopa import GOPA
 from sordina.federated.engines.engine import Postal
 from sordina.federated.engines.inprocess import InProcess
 from sordina.federated.engines.stormy import Stormy
+from sordina.federated.forecast import forecast
 from sordina.federated.methods import FederatedAlgorithm
 from sordina.federated.objective import Objective
 from sordina.federated.privacy.account import ClientAccount
@@ -30,6 +32,7 @@ from sordina.federated.run import Keeper, Method, Result, Seen, federate
 from sordina.federated.stopping import Patience
 from sordina.federated.weather import Weather
 
+log = logging.getLogger("sordina")
 ENGINES = ("in-process", "flower")
 
 
@@ -151,8 +154,10 @@ def conduct(
     method, limit = setup.method(problem.objective)
     check_limit(method, models, limit)
     facts, validation = setup.facts, problem.validation(setup.validation_sample)
+    size = method.work.width(method.strategy.configure(method.strategy.init(models)))
+    if warning := forecast(method, facts, size, limit).warning:
+        log.warning(warning)
     if keeper is not None:
-        size = method.work.width(method.strategy.configure(method.strategy.init(models)))
         keeper.begin(method, setup, size, rng)
     engines: list[Any] = []
 

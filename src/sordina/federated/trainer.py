@@ -9,7 +9,6 @@ result = trainer.fit(clients, validation=held_out)
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from sordina.federated.population import Population
 from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
 from sordina.federated.problem import Problem
 from sordina.federated.record import Trace, line
-from sordina.federated.result import FederatedResult, load_models
+from sordina.federated.result import FederatedResult, load_models, load_personal_model
 from sordina.federated.run import Seen
 from sordina.federated.setup import FederatedSetup, Finished, conduct
 from sordina.federated.stopping import Patience
@@ -48,8 +47,7 @@ from sordina.training.plan import check_whole
 from sordina.training.settings import described
 from sordina.types import check_seed
 
-__all__ = ["FederatedResult", "FederatedTrainer", "Forecast", "load_models"]
-log = logging.getLogger("sordina")
+__all__ = ["FederatedResult", "FederatedTrainer", "Forecast", "load_models", "load_personal_model"]
 _OWN = "own data"
 
 
@@ -110,7 +108,6 @@ class FederatedTrainer:
         module = self._module()
         problem = self._problem(module, clients, validation)
         setup = self._setup(len(problem.train))
-        self._forecast(setup, problem, warn=True)
         rng = randomness.generator(self.seed)
         description = self._description(module, setup, problem)
         trace = Trace()
@@ -151,7 +148,11 @@ class FederatedTrainer:
             clients: As for `fit`; their number and the shape of a row count.
         """
         problem = self._problem(self._module(), clients, None)
-        return self._forecast(self._setup(len(problem.train)), problem, warn=False)
+        setup = self._setup(len(problem.train))
+        method, limit = setup.method(problem.objective)
+        blank = torch.zeros(setup.algorithm.count, problem.objective.size)
+        size = method.work.width(method.strategy.configure(method.strategy.init(blank)))
+        return forecast(method, setup.facts, size, limit)
 
     def _refuse_without_folder(self, resume: bool) -> None:
         if resume or self.ledger is not None or self.dataset_budget is not None:
@@ -210,15 +211,6 @@ class FederatedTrainer:
             metric="accuracy" if classes and _scores(objective, module, everybody) else "loss",
         )  # fmt: skip
         return Problem(federation, objective, everybody, others, tuple(shards))
-
-    def _forecast(self, setup: FederatedSetup, problem: Problem, *, warn: bool) -> Forecast:
-        method, _ = setup.method(problem.objective)
-        blank = torch.zeros(setup.algorithm.count, problem.objective.size)
-        size = method.work.width(method.strategy.configure(method.strategy.init(blank)))
-        found = forecast(method, setup.facts, size)
-        if warn and found.warning is not None:
-            log.warning(found.warning)
-        return found
 
     def _initial(self, module: nn.Module, rng: np.random.Generator) -> Tensor:
         """The first models: the module's weights as they are; further ones drawn anew."""

@@ -26,6 +26,11 @@ class ClientWork(Protocol):
     """
 
     @property
+    def objective(self) -> Objective:
+        """Model and loss."""
+        ...
+
+    @property
     def state_sizes(self) -> Mapping[str, int]:
         """The vectors a client keeps between rounds: name and length; they start at zero."""
         ...

@@ -12,6 +12,7 @@ from sordina.errors import BudgetRefused
 from sordina.federated.engines.letters import SUM, written
 from sordina.federated.engines.participation import Desk, answer
 from sordina.federated.engines.records import Instruction, read, reply
+from sordina.federated.engines.registration import answered
 from sordina.federated.engines.secure_round import begin, common_of, continued
 from sordina.federated.messages import Parcel
 from sordina.federated.privacy.distributed import Distributed
@@ -53,6 +54,10 @@ def client_app(desk_of: Callable[[Instruction, Context], Desk]) -> ClientApp:
             LOG.exception("this client leaves the sum; nothing left it.")
             return Message(reply(written(Parcel(rejected=1))), reply_to=message)
 
+    def evaluate(message: Message, context: Context) -> Message:
+        return answered(desk_of, message, context)
+
     app.train()(train)
     app.query()(query)
+    app.evaluate()(evaluate)
     return app

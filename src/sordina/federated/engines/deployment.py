@@ -3,18 +3,18 @@
 Both halves build the same run from the run configuration, so they agree without being told. A task is a module with
 
     model()              an untrained torch module
-    LOSS                 the name of a loss
+    LOSS                 the name of a loss, or a function (outputs, targets)
     train_data(context)  a client's own rows ``(x, y)``; only SuperNodes call it
     validation_data()    held-out clients ``[(x, y), ...]`` at the server, or an empty list
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,23 +26,28 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from sordina import private_files, randomness
+from sordina.accounting.ledger import Ledger
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated import losses
 from sordina.federated.client_policy import ClientPolicy, policy_for
 from sordina.federated.engines.client_app import client_app as client_app_of
-from sordina.federated.engines.engine import ClientSide
+from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.engines.flower import Flower
 from sordina.federated.engines.home import Home
 from sordina.federated.engines.participation import Desk, alone
 from sordina.federated.engines.records import Instruction
+from sordina.federated.engines.server_run import free_folder, round_line, talk, write_run
+from sordina.federated.forecast import forecast
+from sordina.federated.keeping import FederationKeeper
 from sordina.federated.objective import Objective, flat_parameters, of_module
+from sordina.federated.order import Order
 from sordina.federated.population import Population
 from sordina.federated.recipe import Recipe
-from sordina.federated.record import privacy_facts
-from sordina.federated.run import Method, Result, Seen, federate
+from sordina.federated.record import Trace
+from sordina.federated.run import Method, Seen, federate
 from sordina.federated.setup import check_limit
 from sordina.federated.validation import Validation
-from sordina.run_folder import MODELS, RESULT, RunFolder
+from sordina.run_folder import RunFolder
 
 LOG = logging.getLogger("sordina.federated")
 _CLIENTS = 10_000_000
@@ -51,7 +56,7 @@ _CLIENTS = 10_000_000
 class Task(Protocol):
     """What a team writes; see the head of this file."""
 
-    LOSS: str
+    LOSS: Any
 
     def model(self) -> nn.Module:
         """An untrained model."""
@@ -75,7 +80,13 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     known = {field.name for field in fields(Recipe)} - {"data", "options", "engine", "data_seed"}
     values = {key.replace("-", "_"): value for key, value in config.items()}
     found = {name: value for name, value in values.items() if name in known}
-    for name, absent in (("seed", -1), ("leakage_limit", 0), ("clients_per_round", 0), ("server_rate", 0)):
+    for name, absent in (
+        ("seed", -1),
+        ("leakage_limit", 0),
+        ("clients_per_round", 0),
+        ("server_rate", 0),
+        ("records", 0),
+    ):
         if found.get(name) == absent:
             del found[name]
     return Recipe("own", engine="flower", **found)
@@ -89,6 +100,8 @@ def client_app(task: Task) -> ClientApp:
     """
 
     def desk(instruction: Instruction, context: Context) -> Desk:
+        if _simulated(context):
+            context = _stood_for(context, instruction.client)
         config, home = context.run_config, _home(context)
         recipe = replace(recipe_of(config), seed=None)
         policy = _policy(home, recipe, context)
@@ -134,11 +147,12 @@ def server_app(task: Task) -> ServerApp:
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
+        talk()
         config = context.run_config
         recipe = recipe_of(config)
         settings = {"recipe": recipe.to_dict(), "clients": _clients(config)}
-        with RunFolder.begin(Path(str(config["out"])).expanduser(), "flower", settings) as folder:
+        path = free_folder(Path(str(config["out"])).expanduser())
+        with RunFolder.begin(path, "flower", settings) as folder:
             try:
                 _serve(task, recipe, grid, config, folder)
             except Exception:
@@ -152,14 +166,29 @@ def server_app(task: Task) -> ServerApp:
 def _serve(task: Task, recipe: Recipe, grid: Grid, config: Mapping[str, Any], folder: RunFolder) -> None:
     """The server's half of a run, from the first model to the last file."""
     clients, objective = _clients(config), _objective(task)
-    setup = recipe.setup(clients)
+    setup, trace = recipe.setup(clients), Trace()
     method, limit = setup.method(objective)
     rng = randomness.generator(recipe.seed)
     models = _initial(task, recipe.models, rng)
     check_limit(method, models, limit)
-    engine = Flower(grid, clients, limit, deadline=float(config["deadline"]))
+    size = method.work.width(method.strategy.configure(method.strategy.init(models)))
+    if warning := forecast(method, setup.facts, size, limit).warning:
+        LOG.warning("%s", warning)
+    book, dataset = str(config.get("ledger", "")), str(config.get("dataset-budget", ""))
+    keeper = FederationKeeper(folder, trace, recipe.data, Ledger(book) if book else None, dataset or None)
+    keeper.begin(method, setup, size, rng)
+    virtual = type(grid).__name__ == "InMemoryGrid"  # Flower's simulation, whose nodes stand for nobody
+    engine = Flower(grid, clients, limit, deadline=float(config["deadline"]), shared=virtual)
+    LOG.info("waiting for %d clients", clients)
     engine.gather(float(config["wait"]))
-    held_out = task.validation_data()
+    if not virtual:
+        engine.introduce()
+    held_out, before = task.validation_data(), dict[str, int]()
+
+    def observe(seen: Seen) -> None:
+        trace(seen)
+        LOG.info("%s", round_line(seen, setup.facts.rounds, engine, before))
+
     result = federate(
         method,
         engine,
@@ -167,15 +196,28 @@ def _serve(task: Task, recipe: Recipe, grid: Grid, config: Mapping[str, Any], fo
         clients=clients,
         rounds=setup.facts.rounds,
         rng=rng,
-        validation=Validation(objective, Population.of(held_out)) if held_out else None,
+        validation=_validation(objective, held_out) if held_out else None,
         patience=setup.patience,
-        observe=_say,
+        observe=observe,
+        keeper=keeper,
     )
-    _write(folder, recipe, result, engine, randomness.releasable(rng))
+    engine.deliver(
+        Call(result.sent, result.privacy, Order(0, len(result.history))), ClientSide(method.work, method.placement)
+    )
+    settle = keeper.settlement(result.statement.event)
+    write_run(folder, recipe, objective, result, engine, trace, releasable=randomness.releasable(rng), settle=settle)
+
+
+def _validation(objective: Objective, held_out: list[tuple[Tensor, Tensor]]) -> Validation:
+    population = Population.of(held_out)
+    return Validation(objective, population, not population.y.is_floating_point() and population.y.ndim == 1)
 
 
 def _objective(task: Task) -> Objective:
-    return of_module(task.model(), losses.named(task.LOSS))
+    module = task.model()
+    if any(not torch.equal(one, other) for one, other in zip(module.buffers(), task.model().buffers(), strict=True)):
+        raise InvalidInput("the model has buffers that differ whenever it is built: every client would have others.")
+    return of_module(module, losses.of_any(task.LOSS))
 
 
 def _initial(task: Task, count: int, rng: np.random.Generator) -> Tensor:
@@ -191,6 +233,13 @@ def _initial(task: Task, count: int, rng: np.random.Generator) -> Tensor:
 def _simulated(context: Context) -> bool:
     """Whether this is a node of Flower's simulation: the SuperNode, not the run, says so."""
     return "state-dir" not in context.node_config and "partition-id" in context.node_config
+
+
+def _stood_for(context: Context, client: int) -> Context:
+    """A simulated node's context as that of the client it stands for: one node may stand for several."""
+    seen = copy.copy(context)
+    seen.node_config = {**context.node_config, "partition-id": client, "num-partitions": _clients(context.run_config)}
+    return seen
 
 
 def _home(context: Context) -> Home:
@@ -210,35 +259,3 @@ def _home(context: Context) -> Home:
 
 def _dtype(task: Task) -> torch.dtype:
     return flat_parameters(task.model()).dtype
-
-
-def _say(seen: Seen) -> None:
-    score = "" if seen.round.score is None else f", validation loss {seen.round.score.loss:.6g}"
-    LOG.info("round %d done%s", seen.round.number + 1, score)
-
-
-def _write(folder: RunFolder, recipe: Recipe, result: Result, engine: Flower, releasable: bool) -> None:
-    """The models, and a document with the guarantee; what tells who took part is left out where that is a secret."""
-    statement = result.statement
-    document = {
-        "recipe": recipe.to_dict(),
-        "rounds": len(result.history),
-        "guarantee": statement.words,
-        "sound": statement.sound,
-        "epsilon": statement.epsilon,
-        "delta": statement.delta,
-        "releasable": releasable,
-        "losses": result.losses,
-        "bytes_each": [{"sent": one.down, "received": one.up} for one in result.history],
-    }
-    if not any(one.secret for one in result.history):
-        document |= {
-            "leakage_at_most": result.leakage.tolist(),
-            "traffic": [asdict(one) for one in engine.traffic],
-        }
-    folder.write_json(RESULT, document)
-    facts = privacy_facts(statement, releasable, len(result.history), engine.clients)
-    folder.finish(
-        lambda file: np.savez(file, models=result.best.numpy(), last=result.models.numpy()), facts, name=MODELS
-    )
-    LOG.info("%s Saved in %s.", statement.words, folder.path)

@@ -23,6 +23,7 @@ from sordina.errors import DataNotFound, InvalidInput
 from sordina.federated.decentralized.secure_aggregation import AggregationServer
 from sordina.federated.engines.engine import Call, ClientSide
 from sordina.federated.engines.records import instruct, parcel_in, weight
+from sordina.federated.engines.registration import ask_name, deliver, distinct_names, name_in
 from sordina.federated.engines.secure_round import SecureRound, common_of, content_bytes
 from sordina.federated.guard import Guard
 from sordina.federated.messages import Parcel, Refusal
@@ -38,6 +39,7 @@ _GONE = {
 }  # fmt: skip
 """What Flower says in place of a node that left or whose process died."""
 
+_TALLY = ("asked", "withheld", "failed", "silent")
 _TRANSPORT = ("httpx", "httpcore", "grpc")
 """Where an error comes from that is about the connection to the SuperLink, not about one reply."""
 
@@ -71,6 +73,13 @@ class Flower:
     guard: Guard = field(default_factory=Guard)
     look_up: Callable[[ClientSide, int], ClientAccount] | None = None
     """A simulation may read a client's own account; a server never can."""
+    shared: bool = False
+    """Whether a node may stand for several clients: in Flower's simulation, whose nodes stand for nobody."""
+    names: dict[int, str] = field(init=False, default_factory=dict)
+    """What the nodes are called."""
+    tally: dict[str, dict[str, int]] = field(init=False, default_factory=dict)
+    """How often each client was asked, withheld its update, could not compute one, and did not answer. For the
+    operator: under central privacy it tells who took part."""
     accounts: list[ClientAccount] = field(init=False)
     """The most each client can have leaked in this run: every instruction that may have been followed counts."""
     seats: list[int | None] = field(init=False)
@@ -87,7 +96,7 @@ class Flower:
     def gather(self, patience: float | None = None) -> None:
         """Wait until there is a node for every seat, at most ``patience`` seconds."""
         started, wait = time.monotonic(), _FIRST_WAIT
-        while (present := len(set(self.grid.get_node_ids()))) < self.clients:
+        while (present := len(set(self.grid.get_node_ids()))) < (1 if self.shared else self.clients):
             if patience is not None and time.monotonic() - started > patience:
                 raise DataNotFound(
                     f"{present} of {self.clients} clients came within {patience:g} seconds: start more SuperNodes, or "
@@ -96,6 +105,24 @@ class Flower:
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
         self._seat(set())
+
+    def introduce(self) -> None:
+        """Ask every node what it is called; one that does not say is called by its seat."""
+        asked, _ = self._ask({seat: ask_name() for seat in range(self.clients)}, 0, "evaluate")
+        told = [(self.seats[seat] or 0, name_in(message)) for seat, message in self._replies(asked)]
+        self.names = distinct_names(told, self.seats)
+
+    def deliver(self, call: Call, side: ClientSide) -> None:
+        """Give every client the final models, from which it makes its own; nothing comes back but that it is there."""
+        number = self.side_number(side)
+        contents = {seat: deliver(instruct(call, seat, number)) for seat in range(self.clients)}
+        asked, _ = self._ask(contents, call.order.round, "evaluate")
+        for _ in self._replies(asked):
+            pass
+
+    def name(self, seat: int) -> str:
+        """What the client in a seat is called."""
+        return self.names.get(self.seats[seat] or 0, f"client {seat}")
 
     def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
         """Ask the nodes in the drawn clients' seats and add up what may be used, in the order of the draw."""
@@ -129,6 +156,8 @@ class Flower:
                 received += size
         silent = set(asked.values()) - set(arrived)
         self._note(side, set(asked.values()), arrived, side.work.width(call.sent))
+        for client in silent:
+            self.tally[self.name(client)]["silent"] += 1
         self._seat(silent)
         if lost := sorted(silent | absent):
             words = "round %d: clients %s are gone or did not answer in time."
@@ -172,6 +201,9 @@ class Flower:
         A newcomer may be anyone who left, so it is taken to have leaked as much as the one who leaked most.
         """
         present = list(dict.fromkeys(self.grid.get_node_ids()))
+        if self.shared and present:
+            self.seats = [present[seat % len(present)] for seat in range(self.clients)]
+            return
         waiting = [node for node in present if node not in self.seats]
         for seat, node in enumerate(self.seats):
             if waiting and (node not in present or seat in silent):
@@ -232,6 +264,11 @@ class Flower:
         """Keep the accounts: whoever did not say that it withheld may have charged itself."""
         cost = side.placement.cost(size)
         for client in asked:
+            told = self.tally.setdefault(self.name(client), dict.fromkeys(_TALLY, 0))
+            parcel = parcels.get(client)
+            told["asked"] += 1
+            told["withheld"] += bool(parcel and parcel.withheld)
+            told["failed"] += bool(parcel and (parcel.rejected or parcel.refused))
             if self.look_up is not None:
                 self.accounts[client] = self.look_up(side, client)
             elif not (client in parcels and parcels[client].withheld) and self.accounts[client].allows(cost):

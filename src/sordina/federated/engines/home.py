@@ -2,6 +2,7 @@
 
     <folder>/policy.json       what the client agrees to (`client_policy`); written by a person
     <folder>/account.json      what it has revealed, over everything and in each run
+    <folder>/model-<number>.npz the model the client would use after a run, made with its own rows
     <folder>/run-<number>.npz  the last round answered in a run, the reply, and the vectors kept between rounds
 
 Everything is written before anything leaves, so a crash can only over-report. An instruction that comes twice gets the
@@ -29,6 +30,7 @@ from sordina.federated.privacy.account import ClientAccount
 from sordina.federated.privacy.leakage import Leakage
 from sordina.run_folder import read_json
 
+MODEL_PREFIX = "model-"
 _STATE, _REPLY, _ROUND = "state", "reply", "round"
 _SCHEMA = 2
 
@@ -135,6 +137,12 @@ class Home:
         arrays |= {f"{_STATE}|{name}": value for name, value in memory.state.items()}
         arrays |= {f"{_REPLY}|{name}": value for name, value in memory.reply.items()}
         private_files.write(self._path(run), lambda file: np.savez(file, **arrays))
+
+    def keep_model(self, run: int, weights: NDArray[Any], models: NDArray[Any]) -> None:
+        """Keep the model that the client would use after a run: ``models (M, P)`` in shares ``weights (M,)``."""
+        private_files.write(
+            self.folder / f"{MODEL_PREFIX}{run}.npz", lambda file: np.savez(file, weights=weights, models=models)
+        )
 
     @property
     def _account(self) -> Path:

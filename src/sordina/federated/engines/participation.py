@@ -110,7 +110,7 @@ def _worked(
     work = desk.side.work
     still = unmoved(work, call.sent)
     try:
-        before = _state(work.state_sizes, memory, still.vectors.dtype)
+        before = state_of_client(work.state_sizes, memory, still.vectors.dtype)
         outcome, fresh = perform(work, call.sent, desk.rows(), before, call.order, noise)
         if outcome.vectors.shape != still.vectors.shape:
             raise ValueError(f"the work gave a vector of shape {tuple(outcome.vectors.shape)}")
@@ -125,7 +125,14 @@ def _worked(
         return bad, memory.state
 
 
-def _state(sizes: Mapping[str, int], memory: Memory, dtype: torch.dtype) -> Arrays:
+def state_of_client(sizes: Mapping[str, int], memory: Memory, dtype: torch.dtype) -> Arrays:
+    """What a client kept of its last round; zeros in its first.
+
+    Args:
+        sizes: The vectors that its work keeps.
+        memory: What is in its folder.
+        dtype: Of the model.
+    """
     zeros = {name: torch.zeros(1, size, dtype=dtype) for name, size in sizes.items()}
     return {name: torch.from_numpy(memory.state[name]) if name in memory.state else zeros[name] for name in zeros}
 

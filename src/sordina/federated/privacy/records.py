@@ -125,8 +125,8 @@ class PrivateUpdates:
         return Fraction(1)
 
     def leakage(self, size: int) -> Leakage:
-        """Renyi divergences, which add up."""
-        return Leakage.of_event(self.event(1))
+        """The steps of a participation."""
+        return Leakage(sampled=((self.sampler.rate, self.noise_multiplier, self.steps),))
 
     def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
         """As they are: the work has noised them."""
