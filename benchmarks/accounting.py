@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sordina.accounting import Gaussian, PoissonSampled, Repeated, noise_multiplier
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 RATE, STEPS, EPSILON, DELTA = 512 / 60000, 1170, 3.0, 1e-5
 

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 
 from sordina.federated import losses
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import LocalTraining
+from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.objective import flat_parameters, of_module
-from sordina.federated.order import Order
-from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import ClearUpdates
+from sordina.federated.population import Population, RowOrder
+from sordina.federated.privacy.placement import ClearUpdates
 
 CLIENTS, PER_ROUND, INPUTS, RATE, BATCH = 1000, 100, 100, 0.1, 5
 
@@ -56,10 +55,10 @@ def ours(people: Population, rounds: int) -> float:
     side = ClientSide(LocalTraining(of_module(net, losses.cross_entropy), LocalSteps(RATE, BATCH)), ClearUpdates())
     engine, model, rng = InProcess(people), flat_parameters(net), np.random.default_rng(0)
     plan = cohorts(rounds + 1)
-    engine.map_reduce(side, Call({"model": model}, None, Order(0, 0)), plan[0], rng)
+    engine.map_reduce(side, RoundRequest({"model": model}, None, RowOrder(0, 0)), plan[0], rng)
     start = time.process_time()
     for number in range(1, rounds + 1):
-        parcel = engine.map_reduce(side, Call({"model": model}, None, Order(0, number)), plan[number], rng)
+        parcel = engine.map_reduce(side, RoundRequest({"model": model}, None, RowOrder(0, number)), plan[number], rng)
         model = model + parcel.sums[0] / parcel.sums[1]
     return rounds * PER_ROUND / (time.process_time() - start)
 

@@ -20,7 +20,7 @@ from sordina.accounting import Event, Gaussian, Laplace, PoissonSampled, Repeate
 from sordina.accounting.ledger import Entry, Kind, Ledger, Status
 from sordina.accounting.ledger.entries import link
 from sordina.accounting.ledger.store import _ENTRIES, _HEAD
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 
 def run_of(number: int) -> Event:

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from sordina import datasets, models
-from sordina.auditing.membership.recipe import Recipe
-from sordina.auditing.membership.samples import as_samples
-from sordina.auditing.membership.shadows import make_shadows
+from sordina.auditing.membership.shadows import PlainTraining, make_shadows
+from sordina.auditing.membership.target import as_samples
 
 _ROUNDS = 3
-_RECIPE = Recipe(epochs=10, batch_size=32, learning_rate=2e-3)
+_RECIPE = PlainTraining(epochs=10, batch_size=32, learning_rate=2e-3)
 
 
 def gain(count: int, hidden: int, rows: int = 600) -> tuple[float, float]:

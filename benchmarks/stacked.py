@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import sordina as sd
-from sordina.tuning.run import Brief, Order, perform
+from sordina.tuning.batched_runner import perform_together
+from sordina.tuning.runner import Brief, RunOrder, perform
 from sordina.tuning.selection import Selection
-from sordina.tuning.together import perform_together
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def measure(shape: Shape, runs: int, repetitions: int) -> tuple[float, float]:
     """Seconds per run and step: one by one, and together; the best of some repetitions."""
     rows = 4000
     x, y = torch.randn(rows, shape.inputs), torch.randint(0, 10, (rows,))
-    orders = [Order(number, {"rho": 0.1}, 0, number) for number in range(runs)]
+    orders = [RunOrder(number, {"rho": 0.1}, 0, number) for number in range(runs)]
     alone, together = math.inf, math.inf
     for _ in range(repetitions):
         for stacked in (False, True):

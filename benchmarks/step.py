@@ -24,12 +24,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordina import models, randomness
+from sordina import models, random
 from sordina.clipping import Fixed, Online
+from sordina.plan import Plan
+from sordina.privacy import Budget
 from sordina.sampling import Poisson
-from sordina.training.plan import Plan
-from sordina.training.private import Private
-from sordina.types import Budget
+from sordina.training.loop import Private
 
 Step = Callable[[], None]
 NOISE = 1.0
@@ -110,9 +110,7 @@ def ours(name: str, policy: Fixed | Online) -> Step:
     """At sample rate 1 every batch is everybody, as for the other methods."""
     model, x, y, loss, _ = make(name)
     plan = Plan(Poisson(len(x), len(x)), 10**6, Budget(1.0, 1e-5), NOISE)
-    private = Private(
-        model, torch.optim.SGD(model.parameters(), lr=1e-3), (x, y), plan, policy, rng=randomness.secure()
-    )
+    private = Private(model, torch.optim.SGD(model.parameters(), lr=1e-3), (x, y), plan, policy, rng=random.secure())
     batches = iter(private)
 
     def step() -> None:

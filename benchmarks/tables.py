@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sordina import estimators
+from sordina.privacy import Budget
 from sordina.tables import Prepare, Schema
-from sordina.types import Budget
 
 NUMBERS = {
     "age": (17, 90, "linear"),

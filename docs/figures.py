@@ -18,15 +18,15 @@ from scipy.signal import fftconvolve
 from torch.nn.functional import cross_entropy
 
 from sordina import accounting, datasets, models
-from sordina.accounting.grid import discretise
-from sordina.accounting.losses import GaussianLoss
-from sordina.accounting.pairs import Removed
+from sordina.accounting._pld.composition import discretise
+from sordina.accounting._pld.losses import GaussianLoss
+from sordina.accounting._pld.pairs import Removed
 from sordina.clipping import Fixed
 from sordina.gradients import Engine
-from sordina.reports.odds import best_guess, most_found
+from sordina.privacy import best_guess, most_found
+from sordina.queries import VectorQuery
 from sordina.reproduction.experiment import Job, load
 from sordina.reproduction.sensitivity import cosine
-from sordina.seam import VectorQuery
 
 IMAGES = Path(__file__).parent / "images"
 RATE, NOISE, DELTA = 0.01, 1.0, 1e-5

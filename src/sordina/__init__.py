@@ -10,7 +10,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from sordina.errors import SordinaError
-from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit
+from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit
 
 if TYPE_CHECKING:
     from sordina import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sordina.auditing.audit import audit
     from sordina.estimators.table_model import load
     from sordina.gradients import check, fix
-    from sordina.reports.writing import report
+    from sordina.reports.rendering import report
     from sordina.training import Run, Trainer, make_private
     from sordina.tuning import Search
 
@@ -71,7 +71,7 @@ _NAMES: dict[str, str] = {
     "audit": "sordina.auditing.audit",
     "load": "sordina.estimators.table_model",
     "Search": "sordina.tuning",
-    "report": "sordina.reports.writing",
+    "report": "sordina.reports.rendering",
 }
 
 __all__ = [

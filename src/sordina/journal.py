@@ -15,6 +15,9 @@ from typing import Any
 from sordina import private_files
 from sordina.errors import InvalidInput
 
+__all__ = ["BLOCK", "Journal"]
+
+
 BLOCK = 25
 """No claim goes further than this many steps beyond the one before."""
 _SHORTEST = 40

@@ -1,7 +1,14 @@
-"""The former name of `sordina.random`."""
+"""The former name of `sordina.random`; it goes with 0.4."""
 
 from __future__ import annotations
 
-from sordina.random import generator, releasable, secure, seeded
+import warnings
+from typing import Any
 
-__all__ = ["generator", "releasable", "secure", "seeded"]
+from sordina import random
+
+
+def __getattr__(name: str) -> Any:
+    value = getattr(random, name)
+    warnings.warn("sordina.randomness is now sordina.random.", DeprecationWarning, stacklevel=2)
+    return value

@@ -19,9 +19,9 @@ import pytest
 from dp_accounting import pld, rdp
 
 from sordina.accounting import Composed, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, Repeated, accountant
-from sordina.accounting.normal import normal_form
+from sordina.accounting.canonical import normal_form
 from sordina.accounting.rdp import curve, epsilon_from
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
 
 RELATION = {
     Adjacency.ADD_REMOVE: dp.NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -21,7 +21,7 @@ from sordina.accounting import (
     noise_multiplier,
 )
 from sordina.errors import InvalidInput
-from sordina.types import Adjacency, Budget
+from sordina.privacy import Adjacency, Budget
 
 
 def training(rate, steps):

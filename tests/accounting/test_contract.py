@@ -26,7 +26,7 @@ from sordina.accounting import (
     to_dict,
 )
 from sordina.errors import InvalidInput, Unsupported
-from sordina.types import Adjacency, Guarantee
+from sordina.privacy import Adjacency, Guarantee
 
 EVENTS = {
     "gaussian": Gaussian(5.0),

@@ -20,7 +20,7 @@ from sordina.accounting import (
     accountant,
     gaussian_epsilon,
 )
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
 
 
 def poisson(rate, noise, steps):

@@ -17,7 +17,7 @@ from sordina.accounting import (
     gaussian_epsilon,
     joint,
 )
-from sordina.accounting.special import fast_length, log_ndtr, ndtr, ndtri
+from sordina.accounting._numerics import fast_length, log_ndtr, ndtr, ndtri
 
 
 def exact_delta(noise, epsilon):

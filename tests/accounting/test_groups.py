@@ -25,7 +25,7 @@ from sordina.accounting import (
     group_epsilon,
 )
 from sordina.errors import InvalidInput, Unsupported
-from sordina.types import Adjacency, Guarantee
+from sordina.privacy import Adjacency, Guarantee
 
 
 def test_events_of_groups():

@@ -13,7 +13,7 @@ import sordina as sd
 from sordina.accounting import NOTHING, ApproximateDP, Composed, Gaussian, PoissonSampled, PureDP, Repeated, accountant
 from sordina.accounting.ledger import Kind, Status
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.types import Adjacency, Budget, Unit
+from sordina.privacy import Adjacency, Budget, Unit
 
 BUDGET = Budget(10, 1e-5)
 

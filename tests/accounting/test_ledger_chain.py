@@ -13,7 +13,7 @@ from sordina.accounting import PureDP
 from sordina.accounting.ledger import Ledger
 from sordina.accounting.ledger.entries import GENESIS, link
 from sordina.errors import LedgerCorrupt
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 
 @pytest.fixture(scope="module")

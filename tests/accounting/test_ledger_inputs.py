@@ -14,7 +14,7 @@ from sordina.accounting import Composed, PureDP
 from sordina.accounting.ledger import Ledger
 from sordina.cli.main import main
 from sordina.errors import InvalidInput
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 HEAD = "0" * 64
 

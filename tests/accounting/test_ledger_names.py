@@ -15,8 +15,8 @@ from sordina.accounting.ledger import Ledger
 from sordina.accounting.ledger.entries import GENESIS, link
 from sordina.cli.main import main
 from sordina.errors import InvalidInput
-from sordina.reports import reading, writing
-from sordina.types import Budget
+from sordina.privacy import Budget
+from sordina.reports import reading, rendering
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 
@@ -119,7 +119,7 @@ def test_a_report_says_which_ledger_without_its_secrets(tmp_path, monkeypatch):
     Ledger(tmp_path / "ledger.db").create("patients", Budget(2, 1e-5))
     monkeypatch.setattr(Ledger, "name", property(lambda self: "postgresql://ada:***@host/books"))
     facts = reading.report([tmp_path / "run"], ledger=str(tmp_path / "ledger.db"))
-    writing.write(facts, tmp_path / "out")
+    rendering.write(facts, tmp_path / "out")
     for file in (tmp_path / "out").iterdir():
         assert "ada:***@host" in file.read_text()
         assert "ledger.db" not in file.read_text()

@@ -23,13 +23,13 @@ from sordina.accounting import (
     ZeroConcentrated,
     accountant,
 )
-from sordina.accounting.kept import Question, kept
+from sordina.accounting.incremental import Question, kept
 from sordina.accounting.ledger import Ledger, Status, costs
 from sordina.accounting.ledger.costs import ROUNDING, ComposedSpends
 from sordina.accounting.ledger.entries import GENESIS, link
 from sordina.accounting.ledger.state import compose
 from sordina.errors import BudgetRefused, LedgerCorrupt
-from sordina.types import Adjacency, Budget
+from sordina.privacy import Adjacency, Budget
 
 
 def sampled(draw):

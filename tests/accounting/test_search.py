@@ -26,8 +26,8 @@ from sordina.accounting import (
 )
 from sordina.accounting.stopping import POISSON, at_least, mean_runs
 from sordina.errors import InvalidInput, Unsupported
-from sordina.randomness import seeded
-from sordina.types import Budget
+from sordina.privacy import Budget
+from sordina.random.generators import seeded
 
 BUDGET = Budget(3.0, 1e-5)
 

@@ -19,16 +19,13 @@ from sordina.accounting import (
     Repeated,
     ZeroConcentrated,
     accountant,
-    convolve,
-    dominating,
-    grid,
-    pairs,
     pld,
 )
-from sordina.accounting.grid import Pmf, discretise
-from sordina.accounting.losses import GaussianLoss, LaplaceLoss, ResponseLoss
+from sordina.accounting._pld import composition, pairs
+from sordina.accounting._pld.composition import Pmf, discretise
+from sordina.accounting._pld.losses import GaussianLoss, LaplaceLoss, ResponseLoss
 from sordina.accounting.pld import PLD
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
 
 EPSILONS = [0.0, 0.01, 0.1, 0.5, 1.0, 2.0]
 
@@ -142,7 +139,7 @@ def test_a_grid_dominates_what_it_rounds(name):
 def test_a_fault_in_rounding_is_caught(name, monkeypatch):
     """Mass that should go up to the next grid point stays down: optimistic."""
     real = np.minimum
-    monkeypatch.setattr(grid, "np", FakeNumpy(minimum=lambda up, mass: 0.9 * real(up, mass)))
+    monkeypatch.setattr(composition, "np", FakeNumpy(minimum=lambda up, mass: 0.9 * real(up, mass)))
     with pytest.raises(AssertionError):
         check_dominance(PAIRS[name])
 
@@ -176,7 +173,7 @@ def test_the_tilted_transform_equals_plain_convolution(epsilon):
         (discretise(PAIRS["laplace"], 0.01, 1e-14), 3),
     ]
     exact = direct(parts, epsilon)
-    found = convolve.compose(parts, epsilon=epsilon).delta(epsilon)
+    found = composition.compose(parts, epsilon=epsilon).delta(epsilon)
     assert found >= exact * (1 - 1e-10)
     assert found == pytest.approx(exact, rel=1e-5)
 
@@ -189,7 +186,7 @@ def test_deep_deltas_keep_their_relative_precision():
     exact = math.exp(stats.norm.logsf(epsilon * noise - 0.5 / noise)) - math.exp(
         epsilon + stats.norm.logsf(epsilon * noise + 0.5 / noise)
     )
-    found = convolve.compose([(pmf, 3)], epsilon=epsilon).delta(epsilon)
+    found = composition.compose([(pmf, 3)], epsilon=epsilon).delta(epsilon)
     assert 1e-60 < exact < 1e-30
     assert exact <= found <= exact * 1.05
 
@@ -198,14 +195,14 @@ def test_losses_beyond_the_window_are_paid_for(monkeypatch):
     """A window that is far too narrow makes delta larger, never smaller."""
     parts = [(discretise(PAIRS["removed"], 0.01, 1e-14), 6)]
     exact = direct(parts, 1.0)
-    real = convolve.window
+    real = composition.window
 
     def narrow(*arguments):
         look = real(*arguments)
         return type(look)(look.theta, look.centre - 0.3, look.centre, look.centre + 0.3, look.beyond)
 
-    monkeypatch.setattr(convolve, "window", narrow)
-    found = convolve.compose(parts, epsilon=1.0).delta(1.0)
+    monkeypatch.setattr(composition, "window", narrow)
+    found = composition.compose(parts, epsilon=1.0).delta(1.0)
     assert found >= exact
     assert found > 1.5 * exact
 
@@ -220,7 +217,7 @@ def test_both_directions_are_judged():
 
 
 def test_a_forgotten_direction_is_caught(monkeypatch):
-    real = dominating.dominating
+    real = pairs.dominating
     monkeypatch.setattr(pld, "dominating", lambda *arguments: real(*arguments)[:1])
     with pytest.raises(AssertionError):
         test_both_directions_are_judged()

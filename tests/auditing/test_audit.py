@@ -8,14 +8,14 @@ from torch import nn
 
 import sordina as sd
 from sordina.auditing import figures
-from sordina.auditing.membership.recipe import Recipe, train
-from sordina.auditing.membership.samples import Samples
-from sordina.auditing.result import thinned
+from sordina.auditing.audit import thinned
+from sordina.auditing.membership.shadows import PlainTraining, train
+from sordina.auditing.membership.target import Samples
 from sordina.auditing.runs import write_audit
-from sordina.auditing.studies.tabular import membership_study
 from sordina.errors import InvalidInput
+from sordina.reproduction.attacks import membership_study
 
-RECIPE = Recipe(epochs=60, batch_size=32, learning_rate=4e-3)
+RECIPE = PlainTraining(epochs=60, batch_size=32, learning_rate=4e-3)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def parrot():
     """A model that has learnt 200 coin flips by heart."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 2))
-    return train(model, Samples(*rows(200, 0)), Recipe(epochs=100, learning_rate=0.01), np.random.default_rng(0))
+    return train(model, Samples(*rows(200, 0)), PlainTraining(epochs=100, learning_rate=0.01), np.random.default_rng(0))
 
 
 def test_a_claim_that_is_not_true_is_refuted_loudly(parrot):

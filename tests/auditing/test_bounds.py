@@ -6,9 +6,17 @@ from scipy.stats import binom
 
 from sordina.accounting import Gaussian, PoissonSampled, Repeated, accountant
 from sordina.accounting.gaussian import gaussian_epsilon
-from sordina.auditing.bounds import Rates, TwoRates, rates_at
-from sordina.auditing.family import GaussianFamily, refuted
-from sordina.auditing.one_run import OneRun, PairedRun, epsilon_at, p_value
+from sordina.auditing.bounds import (
+    GaussianFamily,
+    OneRun,
+    PairedRun,
+    Rates,
+    TwoRates,
+    epsilon_at,
+    p_value,
+    rates_at,
+    refuted,
+)
 from sordina.auditing.scores import Scores
 from sordina.errors import InvalidInput
 

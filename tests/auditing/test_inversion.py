@@ -5,11 +5,20 @@ import pytest
 import torch
 
 from sordina import datasets
-from sordina.auditing.inversion.attacks import DLG, InvertingGradients, client_update, infer_labels
-from sordina.auditing.inversion.defences import Clipped, GaussianNoise, LayerLaplace, Nothing
-from sordina.auditing.inversion.network import sigmoid_network
-from sordina.auditing.inversion.quality import quality, ssim
-from sordina.auditing.studies.reconstruction import matched, named_defences, reconstruction_study
+from sordina.auditing.reconstruction.attacks import (
+    DLG,
+    Clipped,
+    GaussianNoise,
+    InvertingGradients,
+    LayerLaplace,
+    NoDefence,
+    client_update,
+    infer_labels,
+    quality,
+    sigmoid_network,
+    ssim,
+)
+from sordina.auditing.reconstruction.study import matched, named_defences, reconstruction_study
 from sordina.errors import InvalidInput
 
 
@@ -24,7 +33,7 @@ def test_dlg_sees_the_image_at_small_noise_and_nothing_at_nu_one():
         "digits",
         images=3,
         attack=DLG(iterations=150, restarts=1),
-        defences=[Nothing(), LayerLaplace(1e-3), LayerLaplace(1.0)],
+        defences=[NoDefence(), LayerLaplace(1e-3), LayerLaplace(1.0)],
     )
     bare, little, much = study.defences
     assert bare.reconstructed == little.reconstructed == 3
@@ -41,7 +50,7 @@ def test_clipping_alone_does_not_stop_an_attack_on_directions():
 
 
 def test_a_small_batch_is_rebuilt_in_any_order():
-    study = reconstruction_study("digits", images=2, batch=2, attack=DLG(150, 2), defences=[Nothing()])
+    study = reconstruction_study("digits", images=2, batch=2, attack=DLG(150, 2), defences=[NoDefence()])
     assert study.defences[0].reconstructed == 2
     guesses = study.originals.flip(0)
     assert torch.equal(matched(study.originals, guesses), study.originals)

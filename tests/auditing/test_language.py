@@ -4,14 +4,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sordina.auditing.membership.attack import Loss, Neighbours
-from sordina.auditing.membership.noisy import NoisyNeighbours
-from sordina.auditing.membership.recipe import Recipe, train
-from sordina.auditing.membership.samples import Samples
-from sordina.auditing.membership.target import LanguageModel, as_target
-from sordina.auditing.membership.text import LowerCase, WordSwap
+from sordina.auditing.membership.attacks import LossAttack, LowerCase, NeighbourMaker, NoisyNeighbours, WordSwap
+from sordina.auditing.membership.shadows import PlainTraining, train
+from sordina.auditing.membership.target import LanguageModel, Samples, as_target
 from sordina.auditing.scores import Scores, auc
-from sordina.auditing.studies.language import small_gpt2
+from sordina.reproduction.language import small_gpt2
 
 pytest.importorskip("transformers")
 WORDS, LENGTH = 30, 12
@@ -29,7 +26,7 @@ def sentences(count, seed):
 def memorised():
     members, others = sentences(60, 0), sentences(60, 1)
     model = small_gpt2(WORDS, LENGTH, width=32, layers=1, heads=2)
-    train(model, members, Recipe(epochs=40, batch_size=20, learning_rate=5e-3), np.random.default_rng(0))
+    train(model, members, PlainTraining(epochs=40, batch_size=20, learning_rate=5e-3), np.random.default_rng(0))
     return LanguageModel(model), members, others
 
 
@@ -52,7 +49,7 @@ def test_noisy_neighbours_see_more_than_the_loss(memorised):
     attack = NoisyNeighbours(np.random.default_rng(0), neighbours=5)
     attack = attack.tuned(target, members.take(tune), others.take(tune), evaluations=6)
     noisy = attack_auc(attack, target, members.take(report), others.take(report))
-    loss = attack_auc(Loss(), target, members.take(report), others.take(report))
+    loss = attack_auc(LossAttack(), target, members.take(report), others.take(report))
     assert 0.6 < loss < noisy
 
 
@@ -96,5 +93,5 @@ def test_lower_case_and_swapped_words():
 def test_text_neighbours_score(memorised):
     target, members, others = memorised
     vocabulary = [str(index) for index in range(WORDS)]
-    attack = Neighbours(WordSwap(vocabulary), np.random.default_rng(0), count=5, name="word-swap")
+    attack = NeighbourMaker(WordSwap(vocabulary), np.random.default_rng(0), count=5, name="word-swap")
     assert attack_auc(attack, target, members, others) > 0.6

@@ -4,13 +4,26 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sordina.auditing.membership.attack import Loss, Neighbours
-from sordina.auditing.membership.calibrated import AttackModel, LiRA, ShadowDifference
-from sordina.auditing.membership.noisy import NoisyNeighbours, search_peak
-from sordina.auditing.membership.recipe import Recipe, fresh, streams, train_loop, train_together
-from sordina.auditing.membership.samples import Samples, as_samples
-from sordina.auditing.membership.shadows import Shadows, draw_halves, make_shadows
-from sordina.auditing.membership.target import Classifier, Regressor, as_target
+from sordina.auditing.membership.attacks import (
+    AttackModel,
+    LiRA,
+    LossAttack,
+    NeighbourMaker,
+    NoisyNeighbours,
+    ShadowDifference,
+    search_peak,
+)
+from sordina.auditing.membership.shadows import (
+    PlainTraining,
+    Shadows,
+    draw_halves,
+    fresh,
+    make_shadows,
+    streams,
+    train_loop,
+    train_together,
+)
+from sordina.auditing.membership.target import Classifier, Regressor, Samples, as_samples, as_target
 from sordina.auditing.scores import Scores, auc
 from sordina.errors import InvalidInput, Unsupported
 
@@ -32,7 +45,7 @@ def network(seed):
 def test_training_together_equals_training_one_after_the_other(optimizer):
     samples = blobs(60)
     parts = [samples.take(row) for row in draw_halves(4, 60, np.random.default_rng(0))]
-    recipe = Recipe(epochs=3, batch_size=8, learning_rate=0.01, optimizer=optimizer, weight_decay=0.01)
+    recipe = PlainTraining(epochs=3, batch_size=8, learning_rate=0.01, optimizer=optimizer, weight_decay=0.01)
     trained = []
     for fit in (train_loop, train_together):
         models = [network(seed).double() for seed in range(4)]
@@ -97,7 +110,7 @@ def overfitted():
     """A network that knows 80 of 160 rows by heart, and 16 shadows."""
     rng = np.random.default_rng(0)
     samples = blobs(160, seed=1)
-    recipe = Recipe(epochs=40, batch_size=16, learning_rate=0.01)
+    recipe = PlainTraining(epochs=40, batch_size=16, learning_rate=0.01)
     members = np.arange(160) < 80
     (model,) = train_loop([network(99)], [samples.take(members)], recipe, streams(1, rng))
     shadows = make_shadows(network, samples, recipe, rng, count=16)
@@ -106,7 +119,13 @@ def overfitted():
 
 def test_calibrated_attacks_beat_the_loss_attack(overfitted):
     target, samples, members, shadows = overfitted
-    attacks = (Loss(), ShadowDifference(shadows), LiRA(shadows), LiRA(shadows, online=False), AttackModel(shadows))
+    attacks = (
+        LossAttack(),
+        ShadowDifference(shadows),
+        LiRA(shadows),
+        LiRA(shadows, online=False),
+        AttackModel(shadows),
+    )
     found = {}
     for attack in attacks:
         scores = attack.scores(target, samples)
@@ -162,7 +181,7 @@ def test_neighbours_score_how_much_better_the_sample_fits():
         def losses(self, samples):
             return samples.inputs[:, 0].double().numpy()
 
-    attack = Neighbours(lambda samples, rng: Samples(samples.inputs + 1), np.random.default_rng(0), count=2)
+    attack = NeighbourMaker(lambda samples, rng: Samples(samples.inputs + 1), np.random.default_rng(0), count=2)
     assert np.allclose(attack.scores(Slope(), Samples(torch.zeros(4, 1))), 1)
 
 

@@ -17,7 +17,7 @@ from sordina.auditing.releases import (
 )
 from sordina.errors import InvalidInput
 from sordina.reports import reading
-from sordina.reports.page import render
+from sordina.reports.rendering import render
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 import pytest
 
-from sordina.auditing.inversion.attacks import DLG
-from sordina.auditing.studies import reconstruction as study
+from sordina.auditing.reconstruction import study
+from sordina.auditing.reconstruction.attacks import DLG
 from sordina.reproduction import Experiment, Job
-from sordina.reproduction.auditing import attack_003, reconstruction
+from sordina.reproduction.attacks import attack_003, reconstruction_figure
 
 
 def job(folder, **settings):
@@ -24,7 +24,7 @@ def test_the_shadow_attack_is_reported_for_both_models(tmp_path):
 
 def test_the_grid_of_reconstructions_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setitem(study.ATTACKS, "dlg", DLG(iterations=100, restarts=1))
-    found = reconstruction(job(tmp_path, dataset="digits", options={"images": 1}))
+    found = reconstruction_figure(job(tmp_path, dataset="digits", options={"images": 1}))
     assert found.values[0].what["defence"] == "none"
     assert found.values[0].ours == pytest.approx(max(value.ours for value in found.values))
     assert (tmp_path / "figure-2.5.png").exists()

@@ -6,21 +6,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sordina.auditing.federation import open_federated
-from sordina.auditing.runs import audit_run, open_subject
+from sordina.auditing.runs import audit_run, open_federated, open_subject
 from sordina.cli.audit import app
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import record
-from sordina.federated.recipe import Recipe as FederatedRecipe
+from sordina.federated.recipe import FederatedRecipe
 from sordina.federated.recipe import run as federate
-from sordina.training.recipe import Recipe, train
-from sordina.types import Adjacency, Unit
+from sordina.privacy import Adjacency, Unit
+from sordina.training.recipe import TrainingRecipe, train
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    recipe = Recipe("digits", model="mlp", epochs=2.0, batch_size=64, seed=0, rows=300, random_labels=0.5)
+    recipe = TrainingRecipe("digits", model="mlp", epochs=2.0, batch_size=64, seed=0, rows=300, random_labels=0.5)
     train(recipe, folder)
     return folder
 
@@ -39,8 +38,8 @@ def test_a_trained_run_knows_who_was_in_and_who_was_not(trained):
 
 
 def test_random_labels_fall_on_both_sides_alike():
-    plain, spoilt = (Recipe("digits", seed=0, rows=300, random_labels=share) for share in (0.0, 0.5))
-    for part in (lambda one: one.load().train, Recipe.left_out):
+    plain, spoilt = (TrainingRecipe("digits", seed=0, rows=300, random_labels=share) for share in (0.0, 0.5))
+    for part in (lambda one: one.load().train, TrainingRecipe.left_out):
         before, after = ({tuple(x.flatten().tolist()): int(y) for x, y in part(one)} for one in (plain, spoilt))
         shared = before.keys() & after.keys()
         changed = np.mean([before[key] != after[key] for key in shared])
@@ -51,11 +50,11 @@ def test_random_labels_fall_on_both_sides_alike():
 
 def test_rows_that_are_not_there_are_refused():
     with pytest.raises(InvalidInput, match="digits has 1437 rows"):
-        Recipe("digits", rows=1437).load()
+        TrainingRecipe("digits", rows=1437).load()
     with pytest.raises(InvalidInput, match="share of random labels"):
-        Recipe("digits", random_labels=1.5)
+        TrainingRecipe("digits", random_labels=1.5)
     with pytest.raises(InvalidInput, match="at least one row"):
-        Recipe("digits", rows=0)
+        TrainingRecipe("digits", rows=0)
 
 
 def test_an_audit_from_the_command_line_leaves_its_findings(trained, tmp_path):
@@ -70,7 +69,7 @@ def test_an_audit_from_the_command_line_leaves_its_findings(trained, tmp_path):
 
 
 def federated(folder, **options):
-    trace = record.Trace()
+    trace = record.RoundTrace()
     finished = federate(FederatedRecipe("synthetic", rounds=3, **options), trace)
     record.write(finished, trace, folder)
     return finished

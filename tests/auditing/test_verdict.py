@@ -10,7 +10,7 @@ from torch import nn
 import sordina as sd
 from sordina.auditing.bounds import shared_confidence
 from sordina.auditing.runs import audit_run
-from sordina.training.recipe import Recipe, train
+from sordina.training.recipe import TrainingRecipe, train
 
 ROWS = 200
 CLAIM = sd.Guarantee(0.7, 0.0)
@@ -81,12 +81,12 @@ def test_chance_has_to_be_declared():
 
 def test_a_run_against_the_test_file_cannot_be_refuted_and_one_with_rows_left_out_can(tmp_path):
     """Labels drawn at random are in the training file only: the loss tells the files apart, without any leak."""
-    shifted = Recipe("digits", "mlp", epsilon=0.5, epochs=1, batch_size=300, random_labels=1.0, seed=0)
+    shifted = TrainingRecipe("digits", "mlp", epsilon=0.5, epochs=1, batch_size=300, random_labels=1.0, seed=0)
     train(shifted, tmp_path / "shifted")
     found = audit_run(tmp_path / "shifted", ["loss"], seed=0)
     assert not found.results[0].random_split
     assert not found.exceeds_claim
-    split = Recipe("digits", "mlp", epsilon=0.5, epochs=1, batch_size=300, rows=700, seed=0)
+    split = TrainingRecipe("digits", "mlp", epsilon=0.5, epochs=1, batch_size=300, rows=700, seed=0)
     train(split, tmp_path / "split")
     assert audit_run(tmp_path / "split", ["loss"], seed=0).results[0].random_split
 

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from sordina.auditing.canaries import CanaryTrial, likelihood
+from sordina.auditing.bounds import OneRun
+from sordina.auditing.canaries import CanaryTrial, audit_one_run, audit_runs, audit_training, blind_split, likelihood
 from sordina.auditing.faults import FAULTS, fault
-from sordina.auditing.library import audit_one_run, audit_runs, audit_training, blind_split
-from sordina.auditing.one_run import OneRun
-from sordina.auditing.studies.soundness import soundness_study
+from sordina.auditing.soundness import soundness_study
 from sordina.clipping import Automatic, Fixed, Online, Quantile
 from sordina.errors import InvalidInput
+from sordina.privacy import Budget
 from sordina.sampling import FixedSize, Poisson
 from sordina.training import make_plan
-from sordina.types import Budget
 
 CONFIDENCE = 0.95
 

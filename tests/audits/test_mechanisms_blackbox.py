@@ -17,13 +17,13 @@ from sordina.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
     Exponential,
-    Gaussian,
-    Laplace,
+    GaussianMechanism,
+    LaplaceMechanism,
     MetricLaplace,
     RandomizedResponse,
     SparseVector,
 )
-from sordina.randomness import secure, seeded
+from sordina.random.generators import secure, seeded
 
 RISK = 1e-3
 """Chance that one limit is wrong. A false alarm needs both to be, together: below 1e-5."""
@@ -109,8 +109,8 @@ def sparse(loudness, rng):
 
 CLAIMS = {
     # outputs, claimed epsilon and delta, share of epsilon that must be found for the measurement to mean anything
-    "laplace": (additive(lambda loud: Laplace(loud, 1.0)), 1.0, 0.0, 0.8),
-    "gaussian": (additive(lambda loud: Gaussian(loud, 1.0, 0.05)), 1.0, 0.05, 0.8),
+    "laplace": (additive(lambda loud: LaplaceMechanism(loud, 1.0)), 1.0, 0.0, 0.8),
+    "gaussian": (additive(lambda loud: GaussianMechanism(loud, 1.0, 0.05)), 1.0, 0.05, 0.8),
     "discrete-laplace": (additive(lambda loud: DiscreteLaplace(1, 1.0 / loud)), 1.0, 0.0, 0.8),
     "discrete-gaussian": (additive(lambda loud: quieter_gaussian(loud)), 1.0, 0.05, 0.5),
     "exponential": (exponential, 1.0, 0.0, 0.6),
@@ -163,6 +163,8 @@ def on_one_grid(release):
 
 def test_low_bits_of_the_output_say_nothing_of_the_input():
     """Mironov 2012: where naive noise can land depends on the secret, and tells it."""
-    assert on_one_grid(Laplace(1.0, 1.0).release)
-    assert on_one_grid(Gaussian(1 / Gaussian(1.0, 1.0, 1e-5).noise_multiplier * 1.5, 1.0, 1e-5).release)
+    assert on_one_grid(LaplaceMechanism(1.0, 1.0).release)
+    assert on_one_grid(
+        GaussianMechanism(1 / GaussianMechanism(1.0, 1.0, 1e-5).noise_multiplier * 1.5, 1.0, 1e-5).release
+    )
     assert not on_one_grid(lambda value, rng: value + rng.laplace(size=value.shape))

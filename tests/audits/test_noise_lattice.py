@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from sordina.plan import make_plan
+from sordina.privacy import Budget
+from sordina.private_step import release
 from sordina.random import secure
 from sordina.sampling import Poisson
-from sordina.training.noise import release
-from sordina.training.plan import make_plan
-from sordina.types import Budget
 
 STEPS, WIDTH, SIZE, PEOPLE = 100, 64, 20_000, 20
 PLAN = make_plan(Budget(0.5, 1e-6), Poisson(20, 1000), STEPS)
@@ -70,7 +70,7 @@ def test_both_worlds_share_one_lattice():
 
 def test_the_attack_finds_noise_of_plain_floats(monkeypatch):
     """Planted: the noise of before, single-precision Gaussians times sigma."""
-    import sordina.training.noise as module
+    import sordina.private_step as module
 
     def plain(values, sigma, rng):
         return values.add_(torch.from_numpy(rng.standard_normal(values.shape, np.float32)), alpha=sigma)

@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 
 from sordina.auditing import self_audit as module
 from sordina.auditing.faults import FAULTS
-from sordina.auditing.planted import planted_faults
-from sordina.auditing.self_audit import self_audit
+from sordina.auditing.self_audit import planted_faults, self_audit
 from sordina.auditing.self_checks import CheckResult, checks, layer_models
 from sordina.cli.main import app
-from sordina.clipping.names import NAMES
+from sordina.clipping import NAMES
 from sordina.errors import InvalidInput
 from sordina.gradients.layers import RULES
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import sordina as sd
 from sordina.auditing.bounds import TwoRates
-from sordina.auditing.library import audit_training
+from sordina.auditing.canaries import audit_training
 from sordina.auditing.scores import Scores
-from sordina.types import Guarantee
+from sordina.privacy import Guarantee
 
 
 @pytest.mark.slow

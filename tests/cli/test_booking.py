@@ -10,7 +10,7 @@ import typer
 from sordina.accounting.ledger import Ledger
 from sordina.cli.booking import booked_on
 from sordina.cli.main import app, main
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 SUBJECTS = {"train": ["digits"], "tune": ["digits"], "federate": ["synthetic"], "schema": []}
 

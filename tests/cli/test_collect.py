@@ -13,7 +13,7 @@ import pytest
 
 from sordina.accounting.ledger import Ledger
 from sordina.cli import main as cli
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 
 def sordina(line):

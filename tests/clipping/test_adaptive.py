@@ -10,7 +10,7 @@ import torch
 
 from sordina.clipping import Fixed, Online, Quantile, Rails, Trailing, named
 from sordina.errors import InvalidInput
-from sordina.seam import Released, ScalarQuery, Scalars
+from sordina.queries import Released, ScalarQuery, Scalars
 
 SIZE, BATCH = 40, 400
 
@@ -24,7 +24,7 @@ def simulate(policy, steps: int, nu: float = 1.0, seed: int = 0):
     """Vectors along a common direction, with log-normal norms; the engine's sums and the step's noise by hand."""
     rng, axis = np.random.default_rng(seed), torch.ones(SIZE, dtype=torch.float64) / math.sqrt(SIZE)
     state = policy.init(SIZE)
-    from sordina.types import Adjacency
+    from sordina.privacy import Adjacency
 
     for _ in range(steps):
         norms = norms_of(rng)

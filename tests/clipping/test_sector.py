@@ -10,7 +10,7 @@ import torch
 from sordina.clipping import Sector, diameter
 from sordina.clipping.sector import SectorState
 from sordina.errors import InvalidInput
-from sordina.seam import Scalars
+from sordina.queries import Scalars
 
 SECTORS = [
     (1.0, 0.0, math.pi / 6),

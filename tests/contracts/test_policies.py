@@ -11,8 +11,8 @@ import torch
 from sordina.clipping import Automatic, Fixed, Follow, Online, Quantile, Sector, Trailing
 from sordina.clipping.policy import spread
 from sordina.errors import Unsupported
-from sordina.seam import Released, ScalarQuery, Scalars
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
+from sordina.queries import Released, ScalarQuery, Scalars
 
 SIZE = 7
 POLICIES = {

@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from sordina.datasets.download import CHUNK, download
-from sordina.datasets.files import File, obtain
+from sordina.datasets.files import CHUNK, File, download, obtain
 from sordina.errors import DataNotFound
 
 CONTENT = np.random.default_rng(0).bytes(3 * CHUNK + 17)

@@ -33,8 +33,8 @@ from sordina.estimators import (
     Ridge,
     UnbookedFits,
 )
+from sordina.privacy import Unit
 from sordina.tables import Prepare
-from sordina.types import Unit
 
 WIDE = {"bounds": (-10, 10)}
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")

@@ -19,7 +19,7 @@ import torch
 import sordina as sd
 from sordina import accounting, clipping, mechanisms, sampling
 from sordina.errors import SordinaError
-from sordina.types import Adjacency, Budget, Guarantee
+from sordina.privacy import Adjacency, Budget, Guarantee
 
 NAN, INF = float("nan"), float("inf")
 BAD: tuple[Any, ...] = (
@@ -71,8 +71,8 @@ GOOD: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Account": (accounting.Account, {"accountant": "pld", "adjacency": Adjacency.ADD_REMOVE}),
     "Account.record": (lambda **given: accounting.Account().record(**given), {"event": STEP, "count": 2}),
     "Account.epsilon": (lambda **given: accounting.Account().epsilon(**given), {"delta": 1e-5}),
-    "Laplace": (mechanisms.Laplace, {"sensitivity": 1.0, "epsilon": 1.0, "adjacency": Adjacency.ADD_REMOVE}),
-    "Gaussian": (mechanisms.Gaussian, {"sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-5}),
+    "Laplace": (mechanisms.LaplaceMechanism, {"sensitivity": 1.0, "epsilon": 1.0, "adjacency": Adjacency.ADD_REMOVE}),
+    "Gaussian": (mechanisms.GaussianMechanism, {"sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-5}),
     "DiscreteLaplace": (mechanisms.DiscreteLaplace, {"sensitivity": 1, "epsilon": 1.0}),
     "DiscreteGaussian": (mechanisms.DiscreteGaussian, {"sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-5}),
     "Exponential": (mechanisms.Exponential, {"sensitivity": 1.0, "epsilon": 1.0, "monotonic": False}),

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import sordina as sd
+from sordina import plan as plans
 from sordina.clipping import Quantile
 from sordina.sampling import Poisson
-from sordina.training import plan as plans
 
 
 class Slowly:

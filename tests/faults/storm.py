@@ -31,7 +31,7 @@ from sordina.accounting.ledger import Ledger, Status
 from sordina.errors import SordinaError
 from sordina.journal import Journal
 from sordina.run_folder import CHECKPOINT, JOURNAL, MODEL, PRIVACY, RESERVATION, RUN, FolderState, read_claim, state_of
-from sordina.training.private import Private
+from sordina.training.loop import Private
 
 STEPS = 6
 X = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))

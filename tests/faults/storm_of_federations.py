@@ -24,20 +24,19 @@ from sordina.accounting.events import Event, Repeated
 from sordina.accounting.ledger import Ledger
 from sordina.errors import SordinaError
 from sordina.federated import recipe as recipes
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.home import Home
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.participation import Desk, alone, answer
-from sordina.federated.keeping import federate_into
-from sordina.federated.messages import Outcome
-from sordina.federated.order import Order
+from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.flower.client import ClientContext, ClientFolder, alone, answer
+from sordina.federated.messages import ClientResult
+from sordina.federated.population import RowOrder
 from sordina.federated.privacy.metric import Metric, PublicRadius
+from sordina.federated.run_keeper import federate_into
 from sordina.journal import Journal
+from sordina.privacy import Budget, Unit
 from sordina.run_folder import JOURNAL, PRIVACY, FolderState, read_claim, state_of
-from sordina.types import Budget, Unit
 
 CLIENTS, ROUNDS = 6, 4
-_BASE = recipes.Recipe(
+_BASE = recipes.FederatedRecipe(
     "synthetic", "fedavg", privacy="central", rounds=ROUNDS, clients_per_round=3, patience=0,
     options={"clients": CLIENTS, "validation": 3},
 )  # fmt: skip
@@ -78,7 +77,7 @@ def watched() -> Iterator[list[Drawn]]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(InProcess, "map_reduce", counting))
         stack.enter_context(mock.patch.object(recipes, "make_plan", planned))
-        stack.enter_context(mock.patch("sordina.federated.figures.draw", return_value=[]))
+        stack.enter_context(mock.patch("sordina.federated.record.draw", return_value=[]))
         yield box
 
 
@@ -165,15 +164,15 @@ class _Mean:
 
     def run(self, sent: Any, cohort: Any, state: Any, order: Any) -> Any:
         rows, _, _ = cohort.rows()
-        return Outcome(rows.mean(dim=0, keepdim=True), torch.ones(1)), {"kept": state["kept"] + 1}
+        return ClientResult(rows.mean(dim=0, keepdim=True), torch.ones(1)), {"kept": state["kept"] + 1}
 
 
 def _take_part(folder: Path, rounds: int = 3) -> None:
     rows = torch.ones(4, 2)
     side = ClientSide(_Mean(), Metric(5.0, PublicRadius(0.5)))  # type: ignore[arg-type]
-    desk = Desk(side, lambda: alone(rows, rows[:, :1], 0), Home(folder), Fraction(10))
+    desk = ClientContext(side, lambda: alone(rows, rows[:, :1], 0), ClientFolder(folder), Fraction(10))
     for number in range(rounds):
-        answer(desk, Call({"model": torch.zeros(2)}, None, Order(0, number)), 7, 0)
+        answer(desk, RoundRequest({"model": torch.zeros(2)}, None, RowOrder(0, number)), 7, 0)
 
 
 def home_points() -> int:
@@ -192,7 +191,7 @@ def home_accident(at: int, *, full: bool = False) -> None:
         return seal(self, *rest)
 
     def spent() -> Fraction:
-        return Home(folder).total().leakage.per_distance / 2
+        return ClientFolder(folder).total().leakage.per_distance / 2
 
     with tempfile.TemporaryDirectory() as place, mock.patch.object(Metric, "seal", counting):
         folder = Path(place) / "home"
@@ -201,7 +200,7 @@ def home_accident(at: int, *, full: bool = False) -> None:
         assert drawn[0] * cost <= spent()
         _take_part(folder)
         assert drawn[0] * cost <= spent() <= (drawn[0] + 1) * cost
-        assert Home(folder).total().of_run(7).spent == spent()
+        assert ClientFolder(folder).total().of_run(7).spent == spent()
 
 
 def all_accidents() -> Iterable[tuple[str, Callable[[], None]]]:

@@ -16,7 +16,7 @@ import pytest
 from sordina.accounting import Gaussian, Repeated, accountant
 from sordina.accounting.ledger import Kind, Ledger
 from sordina.errors import BudgetRefused, SordinaError
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 RACERS = Path(__file__).with_name("ledger_racers.py")
 ROOM = 10

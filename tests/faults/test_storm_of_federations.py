@@ -3,8 +3,8 @@
 import pytest
 from tests.faults import storm_of_federations as storm
 
-from sordina.federated.engines.home import Home
-from sordina.federated.keeping import FederationKeeper
+from sordina.federated.flower.client import ClientFolder
+from sordina.federated.run_keeper import FederationKeeper
 
 
 @pytest.mark.parametrize("name", storm.RECIPES)
@@ -45,13 +45,13 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
 
 def test_an_account_written_too_late_is_found(monkeypatch):
     """Planted: the client charges itself after it has remembered its reply."""
-    keep, remember, waiting = Home.keep, Home.remember, []
-    monkeypatch.setattr(Home, "keep", lambda self, total: waiting.append(total))
+    keep, remember, waiting = ClientFolder.keep, ClientFolder.remember, []
+    monkeypatch.setattr(ClientFolder, "keep", lambda self, total: waiting.append(total))
 
     def late(self, run, memory):
         remember(self, run, memory)
         keep(self, waiting.pop())
 
-    monkeypatch.setattr(Home, "remember", late)
+    monkeypatch.setattr(ClientFolder, "remember", late)
     with pytest.raises((AssertionError, storm.SordinaError)):
         several(storm.home_accident, storm.home_points(), 1)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from sordina.federated.order import arrange
+from sordina.federated.population import arrange
 
 
 def value(module, loss, root, x, y):

@@ -6,7 +6,7 @@ import math
 import torch
 from torch.nn.utils import vector_to_parameters
 
-from sordina.federated.order import Order
+from sordina.federated.population import RowOrder
 
 
 def gradient(module, loss, root, theta, x, y, weights=None):
@@ -69,7 +69,9 @@ def meta(
     plain, module, loss, root, sent, population, client, order, steps, own, alpha=0.2, second=0x5EC0, third=0x7B1D
 ):
     theta = sent["model"].clone()
-    streams = [plain.batches(population, client, Order(order.seed + s, order.round), steps) for s in (0, second, third)]
+    streams = [
+        plain.batches(population, client, RowOrder(order.seed + s, order.round), steps) for s in (0, second, third)
+    ]
     for outer, inner, last in zip(*streams, strict=True):
         adapted = theta - alpha * gradient(module, loss, root, theta, *inner)
         outside = gradient(module, loss, root, adapted, *outer)

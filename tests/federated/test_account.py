@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.federated.privacy.account import ClientAccount, exact
+from sordina.federated.privacy.accounts import ClientAccount, exact
 
 
 def test_six_participations_at_two_fifths_reach_a_limit_of_2_4_and_no_seventh_passes():

@@ -9,13 +9,13 @@ import torch
 from sordina.accounting import accountant
 from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
-from sordina.federated.messages import Outcome, Parcel
+from sordina.federated.messages import ClientResult, ClientUpdate
+from sordina.federated.population import ClientsInTurn, SampledClients
 from sordina.federated.privacy.central import Central
-from sordina.federated.privacy.placement import Facts, Weights
-from sordina.federated.selection import InTurn, Sampled
+from sordina.federated.privacy.placement import ClientWeights, Facts
+from sordina.plan import make_plan
+from sordina.privacy import Adjacency, Budget, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Adjacency, Budget, Unit
 
 SIZE = 6
 LAYERS = (("a.weight", 4), ("a.bias", 1), ("b", 1))
@@ -35,7 +35,7 @@ def central(clipping, sampler, **options):
 
 def outcome(rows):
     vectors = torch.tensor(np.asarray(rows), dtype=torch.float64)
-    return Outcome(vectors, torch.arange(1, len(vectors) + 1))
+    return ClientResult(vectors, torch.arange(1, len(vectors) + 1))
 
 
 def sensitivity(one, other, placement, state):
@@ -55,7 +55,7 @@ def warmed(placement, rng):
     state = placement.start(SIZE)
     for _ in range(3):
         parcel = placement.seal(outcome(rng.standard_normal((8, SIZE)) + 1), state, rng)
-        _, state = placement.open(Parcel(parcel.sums, answered=8), state, rng)
+        _, state = placement.open(ClientUpdate(parcel.sums, answered=8), state, rng)
     return state
 
 
@@ -64,7 +64,7 @@ EXTREMES = [[0.0] * SIZE, [1e30] * SIZE, [-1e30] * SIZE, [1e-30] * SIZE, [3.0, 0
 
 @pytest.mark.parametrize("clipping", BALLS, ids=lambda c: type(c).__name__)
 @pytest.mark.parametrize("sampler", [Poisson(8, 100), FixedSize(8, 100)], ids=["poisson", "fixed-size"])
-@pytest.mark.parametrize("weights", [Weights(), Weights(by_samples=True, cap=3)], ids=["uniform", "capped"])
+@pytest.mark.parametrize("weights", [ClientWeights(), ClientWeights(by_samples=True, cap=3)], ids=["uniform", "capped"])
 def test_a_client_that_comes_goes_or_changes_stays_within_the_bound(clipping, sampler, weights):
     rng = np.random.default_rng(0)
     placement = central(clipping, sampler, weights=weights)
@@ -89,7 +89,7 @@ def test_in_the_bounded_model_a_replaced_or_silent_client_stays_within_the_diame
     clients = EXTREMES + rng.standard_normal((5, SIZE)).tolist()
     sums = [placement.seal(outcome([*others, client]), state, rng) for client in clients]
     silent = placement.seal(outcome(others), state, rng)
-    filled = silent + placement._missing(Parcel(silent.sums, answered=7), state, rng)
+    filled = silent + placement._missing(ClientUpdate(silent.sums, answered=7), state, rng)
     every = [*sums, filled]
     assert max(sensitivity(a, b, placement, state) for a in every for b in every) <= 1 + 1e-9
     if clipping.follow is None:
@@ -103,7 +103,7 @@ def test_sector_clipping_is_refused_under_add_remove():
 
 def test_weights_without_a_bound_are_refused():
     with pytest.raises(Unsupported, match="no sensitivity"):
-        central(Fixed(), Poisson(8, 100), weights=Weights(by_samples=True))
+        central(Fixed(), Poisson(8, 100), weights=ClientWeights(by_samples=True))
 
 
 @pytest.mark.parametrize("sampler", [Poisson(8, 100), FixedSize(8, 100)], ids=["poisson", "fixed-size"])
@@ -111,8 +111,8 @@ def test_the_noise_has_the_planned_scale(sampler):
     placement = central(Fixed(0.5), sampler)
     size = 40000
     state = placement.start(size)
-    sums = placement.seal(Outcome(torch.zeros(8, size, dtype=torch.float64), torch.ones(8)), state, None).sums
-    release, _ = placement.open(Parcel(sums, answered=8), state, np.random.default_rng(0))
+    sums = placement.seal(ClientResult(torch.zeros(8, size, dtype=torch.float64), torch.ones(8)), state, None).sums
+    release, _ = placement.open(ClientUpdate(sums, answered=8), state, np.random.default_rng(0))
     bound = 0.5 if placement.plan.adjacency is Adjacency.ADD_REMOVE else 1.0
     scale = placement.plan.noise_multiplier * bound / 8
     assert float(release.mean.std()) == pytest.approx(scale, rel=4 / math.sqrt(2 * size))
@@ -137,20 +137,20 @@ def test_user_level_accounting_uses_client_sampling():
 
 def test_an_empty_round_is_noised_like_any_other():
     placement = central(Fixed(0.5), Poisson(8, 100))
-    release, _ = placement.open(Parcel(), placement.start(SIZE), np.random.default_rng(0))
+    release, _ = placement.open(ClientUpdate(), placement.start(SIZE), np.random.default_rng(0))
     assert release.mean.shape == (SIZE,)
     assert release.mean.abs().min() > 0
 
 
 def test_other_clients_or_more_rounds_than_planned_are_refused():
     placement = central(Fixed(), Poisson(8, 100))
-    placement.check(Sampled(Poisson(8, 100)), 10)
+    placement.check(SampledClients(Poisson(8, 100)), 10)
     with pytest.raises(InvalidInput, match="sampler"):
-        placement.check(InTurn(8), 10)
+        placement.check(ClientsInTurn(8), 10)
     with pytest.raises(InvalidInput, match="sampler"):
-        placement.check(Sampled(Poisson(9, 100)), 10)
+        placement.check(SampledClients(Poisson(9, 100)), 10)
     with pytest.raises(BudgetRefused, match="11 rounds"):
-        placement.check(Sampled(Poisson(8, 100)), 11)
+        placement.check(SampledClients(Poisson(8, 100)), 11)
 
 
 def test_central_privacy_without_a_budget_is_refused():

@@ -8,29 +8,24 @@ from torch import nn
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import losses
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.compression import Compressed, Quantised, TopK, named
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.stormy import Stormy
-from sordina.federated.messages import Outcome
+from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.messages import ClientResult
 from sordina.federated.objective import of_module
-from sordina.federated.order import Order
-from sordina.federated.population import Population
+from sordina.federated.population import ClientsInTurn, Population, RowOrder
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.privacy.placement import UNIFORM
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import InTurn
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.weather import Weather
-from sordina.federated.wire import pack, unpack
+from sordina.federated.privacy.placement import UNIFORM, ClearUpdates
+from sordina.federated.round import FederatedMethod, federate
+from sordina.federated.serialization import pack, unpack
+from sordina.plan import make_plan
+from sordina.privacy import Budget, Unit
 from sordina.sampling import Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit
 
 SIZE = 101
 
@@ -90,7 +85,7 @@ def test_bytes_that_nobody_wrote_are_refused(codec):
 def test_compression_comes_after_the_noise():
     """The compressed parcel is a function of the sanitised one: equal noise, then the codec."""
     metric = Metric(50.0, PublicRadius(0.5))
-    outcome = Outcome(rows().float(), torch.ones(5))
+    outcome = ClientResult(rows().float(), torch.ones(5))
     placement = Compressed(metric, TopK(0.2), SIZE)
     sent = placement.decoded(placement.seal(outcome, None, np.random.default_rng(3))).vectors
     noised = metric.seal(outcome, None, np.random.default_rng(3)).vectors
@@ -127,7 +122,7 @@ def test_runs_end_in_the_same_place_and_report_their_bytes(codec, size, privacy)
         placement = Compressed(placement, codec, 40)
     elif privacy == "local":
         size = 160
-    method = Method(AddMean(), LocalTraining(objective, LocalSteps(0.02, 10)), placement, InTurn(10))
+    method = FederatedMethod(AddMean(), LocalTraining(objective, LocalSteps(0.02, 10)), placement, ClientsInTurn(10))
     engine = InProcess(population)
     result = federate(method, engine, torch.zeros(1, 40), clients=20, rounds=60, rng=np.random.default_rng(0))
     assert (result.models[0] - law).norm() < 0.1 * law.norm()
@@ -139,8 +134,8 @@ def test_compressed_letters_pass_the_guard_and_the_wire():
     population, objective, _ = federation()
     placement = Compressed(Metric(1000.0, PublicRadius(0.1)), Quantised(8), 40)
     side = ClientSide(LocalTraining(objective, LocalSteps(0.02, 10)), placement)
-    call = Call({"model": torch.zeros(40)}, None, Order(0, 0))
-    engine = Stormy(InProcess(population), Weather(hostile={2: "nan", 5: "huge"}))
+    call = RoundRequest({"model": torch.zeros(40)}, None, RowOrder(0, 0))
+    engine = FaultInjectingEngine(InProcess(population), FaultInjection(hostile={2: "nan", 5: "huge"}))
     parcel = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(0))
     assert parcel.answered == 8
     assert parcel.vectors.dtype == torch.uint8

@@ -11,12 +11,12 @@ from scipy.stats import kstest, norm
 from sordina.accounting import Gaussian, Repeated, accountant
 from sordina.clipping import Online
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome, Parcel
+from sordina.federated.messages import ClientResult, ClientUpdate
+from sordina.federated.population import ClientsInTurn
 from sordina.federated.privacy.distributed import Distributed, DistributedState
 from sordina.federated.privacy.placement import Facts
-from sordina.federated.selection import InTurn
+from sordina.privacy import Adjacency, Budget
 from sordina.random.noise import grid_of
-from sordina.types import Adjacency, Budget
 
 
 def rounded(centre, sigma, places):
@@ -76,7 +76,7 @@ def test_the_noise_of_the_honest_clients_alone_is_enough():
     assert (one.least, one.honest, one.colluding) == (18, 12, 6)
     rng = np.random.default_rng(0)
     state = one.start(20_000)
-    zeros = Outcome(torch.zeros(one.honest, 20_000), torch.ones(one.honest))
+    zeros = ClientResult(torch.zeros(one.honest, 20_000), torch.ones(one.honest))
     total = one.seal(zeros, state, rng).sums[0].double().numpy()
     step = grid_of(one.scales(state)[0])[0]
     assert kstest(total * step, norm(0, one.noise_multiplier).cdf).pvalue > 1e-4
@@ -93,7 +93,7 @@ def test_a_round_gives_the_mean_of_those_that_remained():
     rng = np.random.default_rng(1)
     state = one.start(50)
     vectors = torch.randn(19, 50)
-    parcel = replace(one.seal(Outcome(vectors, torch.ones(19)), state, rng), answered=19)
+    parcel = replace(one.seal(ClientResult(vectors, torch.ones(19)), state, rng), answered=19)
     release, after = one.open(parcel, state, rng)
     clipped = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1.0)
     torch.testing.assert_close(release.mean, clipped.mean(dim=0), atol=5 * one.noise_multiplier / 10, rtol=0)
@@ -106,10 +106,10 @@ def test_too_few_that_remain_release_nothing():
     one = placement()
     state = one.start(3)
     parcel = replace(
-        one.seal(Outcome(torch.zeros(17, 3), torch.ones(17)), state, np.random.default_rng(0)), answered=17
+        one.seal(ClientResult(torch.zeros(17, 3), torch.ones(17)), state, np.random.default_rng(0)), answered=17
     )
     assert one.open(parcel, state, np.random.default_rng(0))[0] is None
-    assert one.open(Parcel(), state, np.random.default_rng(0))[0] is None
+    assert one.open(ClientUpdate(), state, np.random.default_rng(0))[0] is None
 
 
 def test_records_that_are_not_finite_or_huge_add_at_most_the_bound():
@@ -117,8 +117,8 @@ def test_records_that_are_not_finite_or_huge_add_at_most_the_bound():
     state = one.start(4)
     for bad in (math.nan, math.inf, 1e30, -3e38):
         vectors = torch.full((1, 4), bad)
-        total = one.seal(Outcome(vectors, torch.ones(1)).steady(), state, np.random.default_rng(0)).sums[0]
-        release = one.open(Parcel((total,), answered=18), state, np.random.default_rng(0))[0]
+        total = one.seal(ClientResult(vectors, torch.ones(1)).steady(), state, np.random.default_rng(0)).sums[0]
+        release = one.open(ClientUpdate((total,), answered=18), state, np.random.default_rng(0))[0]
         assert release.mean.mul(18).norm() <= 1.0 + 20 * one.noise_multiplier
 
 
@@ -157,7 +157,7 @@ def test_more_colluding_means_more_noise():
 def test_a_policy_that_adapts_has_noise_on_all_its_answers():
     one = placement(clipping=Online(1.0))
     state = one.start(30)
-    parcel = one.seal(Outcome(torch.randn(18, 30), torch.ones(18)), state, np.random.default_rng(0))
+    parcel = one.seal(ClientResult(torch.randn(18, 30), torch.ones(18)), state, np.random.default_rng(0))
     assert parcel.sums[0].shape == (61,)
     release, after = one.open(replace(parcel, answered=18), state, np.random.default_rng(0))
     assert release.mean.shape == (30,)
@@ -175,6 +175,6 @@ def test_what_cannot_hold_is_refused(changes):
 
 
 def test_only_clients_in_turn_are_accounted_for():
-    placement().check(InTurn(20), 5)
+    placement().check(ClientsInTurn(20), 5)
     with pytest.raises(InvalidInput, match="in turn"):
-        placement().check(InTurn(10), 5)
+        placement().check(ClientsInTurn(10), 5)

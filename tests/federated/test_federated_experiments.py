@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordina.federated.experiments import bounded, fairness, hospital, skew, synthetic
+from sordina.reproduction import bounded, federated_studies, zoo
 
 needs_data = pytest.mark.skipif("SORDINA_DATA" not in os.environ, reason="needs the real data")
 
@@ -21,37 +21,39 @@ TABLE_2_3 = {
 
 def test_two_hypotheses_find_both_optima_without_noise_and_one_cannot():
     quiet = {"strategy": "metric-pfl", "privacy": "none", "root": False}
-    assert synthetic.recovery([0, 1], **quiet)["found"] == 2
-    assert synthetic.recovery([0], hypotheses=1, **quiet)["found"] == 0
+    assert federated_studies.recovery([0, 1], **quiet)["found"] == 2
+    assert federated_studies.recovery([0], hypotheses=1, **quiet)["found"] == 0
 
 
 def test_the_steady_server_finds_them_at_nu_5_within_the_leakage_of_the_paper():
-    report = synthetic.recovery(range(4), noise=5.0, leakage_limit=2.4, **synthetic.STEADY)
+    report = federated_studies.recovery(range(4), noise=5.0, leakage_limit=2.4, **federated_studies.STEADY)
     assert report["found"] >= 3
     assert report["largest_leakage"] == 2.4
 
 
 def test_a_personalised_model_is_fairer_on_all_three_counts():
-    single, personal = fairness.compare([1.0], [0])
+    single, personal = federated_studies.compare_fairness([1.0], [0])
     assert (single["hypotheses"], personal["hypotheses"]) == (1, 2)
-    assert all(personal[metric] < single[metric] for metric in fairness.METRICS)
+    assert all(personal[metric] < single[metric] for metric in federated_studies.METRICS)
 
 
 @pytest.mark.parametrize("nu", TABLE_2_3)
 def test_leakage_agrees_with_table_2_3_at_the_same_number_of_participations(nu):
     """Rounds are matched to what is printed (means over runs of different lengths); then both columns must fit."""
     for median, largest in TABLE_2_3[nu]:
-        _, ours, most = hospital.closest_rounds(nu, median, largest, range(2))
+        _, ours, most = federated_studies.closest_rounds(nu, median, largest, range(2))
         assert ours == pytest.approx(median, rel=0.2)
         assert most == pytest.approx(largest, rel=0.2)
 
 
 @needs_data
 def test_hospital_errors_fall_with_more_hypotheses():
-    rows = hospital.table_2_3([1.0], [1, 3, 5], [0], strategy="metric-pfl-steady", rounds=60, patience=0)
+    rows = federated_studies.rows_of_table_2_3(
+        [1.0], [1, 3, 5], [0], strategy="metric-pfl-steady", rounds=60, patience=0
+    )
     one, three, five = (row["rmse"] for row in rows)
     assert one > three > five
-    finished = hospital.trial(0, 1, 1.0, rounds=1)
+    finished = federated_studies.hospital_trial(0, 1, 1.0, rounds=1)
     assert len(finished.problem.train) + len(finished.problem.held_out) == 2947
 
 
@@ -63,20 +65,20 @@ def test_mean_cosine_of_equal_and_of_independent_rows():
 
 @needs_data
 def test_updates_agree_more_than_gradients():
-    cosines = bounded.figure_5_4(rounds=4, model="small-cnn", rows=4000, batch=16)
+    cosines = bounded.cosines_of_updates(rounds=4, model="small-cnn", rows=4000, batch=16)
     assert np.mean(cosines["updates"]) > np.mean(cosines["gradients"]) + 0.1
 
 
 @needs_data
 def test_the_bounded_model_runs_with_sectors_at_the_stated_budget():
-    arms = bounded.arms(0.5, [60])
+    arms = bounded.compared_policies(0.5, [60])
     rows = bounded.utility(arms, [0], clients=500, per_round=50, rounds=3, options={"inputs": 784, "hidden": 8})
     assert {row["arm"].split()[0] for row in rows} == {"unbounded", "bounded"}
     assert all(2.9 < row["epsilon"] <= 3.0 for row in rows)
 
 
 def test_scaffold_beats_fedavg_on_strongly_skewed_clients_at_equal_rounds():
-    rows = skew.compare(("fedavg", "scaffold"), [0, 1], alpha=0.05, rounds=10, every=10)
+    rows = zoo.compare_on_skewed_labels(("fedavg", "scaffold"), [0, 1], alpha=0.05, rounds=10, every=10)
     last = {(row["strategy"], row["seed"]): row for row in rows}
     for seed in (0, 1):
         assert last["scaffold", seed]["loss"][-1] < 0.8 * last["fedavg", seed]["loss"][-1]

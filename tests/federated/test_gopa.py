@@ -15,12 +15,12 @@ from sordina.federated.decentralized.gopa_party import Cheated, GopaBoard, GopaP
 from sordina.federated.decentralized.graphs import CommunicationGraph, k_out, named
 from sordina.federated.decentralized.lattice import add_fine_gaussian, drawn, effective, keyed_generator, step_for
 from sordina.federated.decentralized.pairwise_noise import party_losses, second_eigenvalue
-from sordina.federated.messages import Outcome, Parcel
+from sordina.federated.messages import ClientResult, ClientUpdate
+from sordina.federated.population import ClientsInTurn, SampledClients
 from sordina.federated.privacy.placement import Facts
-from sordina.federated.selection import InTurn, Sampled
+from sordina.privacy import Budget
 from sordina.random import seeded
 from sordina.sampling import FixedSize
-from sordina.types import Budget
 
 BUDGET = Budget(1.0, 1e-6)
 
@@ -112,15 +112,15 @@ def test_the_release_is_the_clipped_mean_plus_the_noise_it_says():
     noise = GopaNoise.within(BUDGET, 50, 2, rng=np.random.default_rng(6))
     vectors = torch.randn(50, 4000, dtype=torch.float64)
     vectors[3] = float("nan")
-    parcel = noise.seal(Outcome(vectors, torch.ones(50)), None, seeded(0))
-    release, _ = noise.open(Parcel(parcel.sums, answered=50), None, seeded(0))
+    parcel = noise.seal(ClientResult(vectors, torch.ones(50)), None, seeded(0))
+    release, _ = noise.open(ClientUpdate(parcel.sums, answered=50), None, seeded(0))
     assert release is not None
     wanted = clipped(vectors.numpy(), 1.0).mean(axis=0)
     error = release.mean.double().numpy() - wanted
     assert error.std() == pytest.approx(noise.independent / math.sqrt(50), rel=0.05)
-    assert noise.open(Parcel(parcel.sums, answered=49), None, seeded(0))[0] is None
-    noise.check(InTurn(50), 3)
-    for selection in (InTurn(20), Sampled(FixedSize(50, 50))):
+    assert noise.open(ClientUpdate(parcel.sums, answered=49), None, seeded(0))[0] is None
+    noise.check(ClientsInTurn(50), 3)
+    for selection in (ClientsInTurn(20), SampledClients(FixedSize(50, 50))):
         with pytest.raises(InvalidInput):
             noise.check(selection, 3)
 

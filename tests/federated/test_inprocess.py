@@ -9,19 +9,15 @@ import torch
 from torch import nn
 
 from sordina.federated import losses
-from sordina.federated.clients.gradient import LocalGradient
-from sordina.federated.clients.hypotheses import BestModel, BestUpdate
-from sordina.federated.clients.records import ClippedGradient
-from sordina.federated.clients.scaffold import ScaffoldClient
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining
+from sordina.federated.algorithms.ifca import BestModel, BestUpdate
+from sordina.federated.algorithms.scaffold import ScaffoldClient
+from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.objective import of_module
-from sordina.federated.order import Order
-from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.privacy.placement import UNIFORM
+from sordina.federated.population import Population, RowOrder
+from sordina.federated.privacy.placement import UNIFORM, ClearUpdates
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 plain = importlib.util.module_from_spec(_spec)
@@ -96,7 +92,7 @@ def vectors(population, work, sent, chunk, rounds=2):
     side = ClientSide(work, ClearUpdates(UNIFORM, gather=True))
     ids = np.array([3, 0, 4, 7, 2, 6, 1, 5])
     for number in range(rounds):
-        parcel = engine.map_reduce(side, Call(sent, None, Order(9, number)), ids, np.random.default_rng(0))
+        parcel = engine.map_reduce(side, RoundRequest(sent, None, RowOrder(9, number)), ids, np.random.default_rng(0))
     return parcel.vectors[torch.from_numpy(np.argsort(ids))], engine
 
 
@@ -119,7 +115,9 @@ def test_batched_equals_loop_equals_plain_pytorch(name, steps, work):
     for client in range(len(SIZES)):
         own = torch.zeros(objective.size, dtype=torch.float64)
         for number in range(2):
-            vector, own = reference(module, loss, root, sent, population, client, Order(9, number), STEPS[steps], own)
+            vector, own = reference(
+                module, loss, root, sent, population, client, RowOrder(9, number), STEPS[steps], own
+            )
         assert torch.allclose(together[client], vector, atol=1e-6, rtol=0), client
         if "control" in engine.states:
             assert torch.allclose(engine.states["control"][client], own, atol=1e-6, rtol=0)
@@ -130,10 +128,12 @@ def test_what_leaves_is_in_the_order_of_the_draw_not_of_the_sizes():
     sent = message(objective, 0)
     side = ClientSide(LocalTraining(objective, STEPS["one pass"]), ClearUpdates(UNIFORM, gather=True))
     ids = np.array([1, 2, 3])
-    parcel = InProcess(population).map_reduce(side, Call(sent, None, Order(9, 0)), ids, np.random.default_rng(0))
+    parcel = InProcess(population).map_reduce(
+        side, RoundRequest(sent, None, RowOrder(9, 0)), ids, np.random.default_rng(0)
+    )
     for place, client in enumerate(ids):
         single = InProcess(population).map_reduce(
-            side, Call(sent, None, Order(9, 0)), np.array([client]), np.random.default_rng(0)
+            side, RoundRequest(sent, None, RowOrder(9, 0)), np.array([client]), np.random.default_rng(0)
         )
         assert torch.allclose(parcel.vectors[place], single.vectors[0], atol=1e-12)
 
@@ -146,7 +146,7 @@ def test_a_client_whose_update_is_not_finite_is_rejected_and_keeps_its_state():
     sent = message(objective, 0)
     engine = InProcess(bad)
     side = ClientSide(ScaffoldClient(objective, STEPS["one pass"]), ClearUpdates(UNIFORM, gather=True))
-    parcel = engine.map_reduce(side, Call(sent, None, Order(9, 0)), np.arange(8), np.random.default_rng(0))
+    parcel = engine.map_reduce(side, RoundRequest(sent, None, RowOrder(9, 0)), np.arange(8), np.random.default_rng(0))
     assert (parcel.rejected, parcel.answered, len(parcel.vectors)) == (1, 7, 7)
     assert torch.isfinite(parcel.vectors).all()
     assert torch.equal(engine.states["control"][2], torch.zeros(objective.size, dtype=torch.float64))

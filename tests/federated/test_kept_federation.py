@@ -12,14 +12,14 @@ from sordina import journal as journals
 from sordina.accounting.ledger import Ledger
 from sordina.cli import main
 from sordina.errors import InvalidInput, SordinaError, Unsupported
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.keeping import CHECKPOINT, federate_into
-from sordina.federated.recipe import Recipe
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.recipe import FederatedRecipe
+from sordina.federated.run_keeper import CHECKPOINT, federate_into
+from sordina.privacy import Budget
 from sordina.run_folder import MODEL_HASH, MODELS, FolderState, read_claim, state_of
-from sordina.types import Budget
 
 OPTIONS = {"clients": 12, "validation": 4}
-CENTRAL = Recipe(
+CENTRAL = FederatedRecipe(
     "synthetic", "fedavg", privacy="central", rounds=6, clients_per_round=6, patience=0, options=OPTIONS
 )  # fmt: skip
 LOCAL = replace(CENTRAL, privacy="local", clients_per_round=4)
@@ -47,7 +47,7 @@ def drawn(monkeypatch):
 
 def kill_in_round(monkeypatch, number):
     """Die after round ``number`` was drawn and before it is kept."""
-    from sordina.federated.keeping import FederationKeeper
+    from sordina.federated.run_keeper import FederationKeeper
 
     keep = FederationKeeper.keep
 
@@ -199,7 +199,8 @@ def test_a_damaged_checkpoint_or_journal_counts_as_spent(tmp_path, drawn, monkey
 
 
 def test_two_processes_never_hold_one_folder(tmp_path, monkeypatch):
-    from sordina.run_folder import FolderInUse, RunFolder
+    from sordina.private_files import FolderInUse
+    from sordina.run_folder import RunFolder
 
     revive = kill_in_round(monkeypatch, 2)
     with pytest.raises(Killed):

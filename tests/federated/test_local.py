@@ -8,15 +8,15 @@ import torch
 
 from sordina.accounting import Gaussian, Repeated, accountant
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome
+from sordina.federated.messages import ClientResult
 from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.federated.privacy.placement import Facts
-from sordina.types import Adjacency, Budget, Unit
+from sordina.privacy import Adjacency, Budget, Unit
 
 
 def outcome(rows, bound=None):
     vectors = torch.as_tensor(rows, dtype=torch.float64)
-    return Outcome(vectors, torch.ones(len(vectors)), record_bound=bound)
+    return ClientResult(vectors, torch.ones(len(vectors)), record_bound=bound)
 
 
 def test_the_noise_fits_the_largest_distance_between_two_clipped_updates():
@@ -53,7 +53,7 @@ def test_record_noise_refuses_work_that_bounds_no_record():
 
 
 def test_nobody_answering_is_no_release():
-    from sordina.federated.messages import Parcel
+    from sordina.federated.messages import ClientUpdate
 
     for placement in (Local(1.0, 1.0, 1e-5, 1), RecordNoise(1.0, 1e-5, 1)):
-        assert placement.open(Parcel(), None, np.random.default_rng(0))[0] is None
+        assert placement.open(ClientUpdate(), None, np.random.default_rng(0))[0] is None

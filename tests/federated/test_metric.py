@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome
+from sordina.federated.messages import ClientResult
 from sordina.federated.privacy.metric import Metric, PublicRadius, UpdateRadius, radius_of
 from sordina.federated.privacy.placement import Facts
 
@@ -17,7 +17,7 @@ def outcome(clients=4000, size=3, length=2.0):
     anchors = torch.ones(clients, size, dtype=torch.float64)
     step = torch.zeros(clients, size, dtype=torch.float64)
     step[:, 0] = length
-    return Outcome(anchors + step, torch.full((clients,), 10), anchors)
+    return ClientResult(anchors + step, torch.full((clients,), 10), anchors)
 
 
 @pytest.mark.parametrize(("radius", "r"), [(UpdateRadius(), 2.0), (PublicRadius(0.25), 0.25)])

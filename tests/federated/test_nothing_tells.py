@@ -7,26 +7,22 @@ from torch import nn
 
 from sordina.clipping import Fixed, Quantile
 from sordina.federated import losses
-from sordina.federated.clients.hypotheses import BestModel
-from sordina.federated.clients.records import ClippedGradient
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, ClippedGradient, LocalTraining
+from sordina.federated.algorithms.ifca import BestModel
+from sordina.federated.algorithms.metric_pfl import MetricPflServer
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.objective import of_module
-from sordina.federated.population import Population
+from sordina.federated.population import ClientsInTurn, Population, SampledClients
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.federated.privacy.metric import Metric, PublicRadius
+from sordina.federated.problem import Validation
 from sordina.federated.record import line
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import InTurn, Sampled
-from sordina.federated.stopping import Patience
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPflServer
-from sordina.federated.validation import Validation
+from sordina.federated.round import FederatedMethod, Patience, federate
+from sordina.plan import make_plan
+from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit
 
 CLIENTS = 8
 STEPS = LocalSteps(0.05, 4)
@@ -50,17 +46,19 @@ def objective():
 
 def method(name, rounds=3):
     f = objective()
-    everybody = InTurn(CLIENTS)
+    everybody = ClientsInTurn(CLIENTS)
     plan = make_plan(Budget(3.0, 1e-5), FixedSize(CLIENTS, CLIENTS), rounds, unit=Unit.USER)
     training, mean = LocalTraining(f, STEPS), AddMean()
     return {
-        "local": lambda: Method(mean, training, Local.within(Budget(3, 1e-5), 0.5, rounds), everybody),
-        "record": lambda: Method(
+        "local": lambda: FederatedMethod(mean, training, Local.within(Budget(3, 1e-5), 0.5, rounds), everybody),
+        "record": lambda: FederatedMethod(
             AddMean(0.1), ClippedGradient(f, 1.0, 6.0), RecordNoise.within(Budget(3, 1e-5), rounds), everybody
         ),
-        "metric": lambda: Method(MetricPflServer(), BestModel(f, STEPS), Metric(5.0, PublicRadius(0.5)), everybody),
-        "heuristic": lambda: Method(MetricPflServer(), BestModel(f, STEPS), Metric(5.0), everybody),
-        "central": lambda: Method(mean, training, Central(plan, Fixed(0.5)), Sampled(plan.sampler)),
+        "metric": lambda: FederatedMethod(
+            MetricPflServer(), BestModel(f, STEPS), Metric(5.0, PublicRadius(0.5)), everybody
+        ),
+        "heuristic": lambda: FederatedMethod(MetricPflServer(), BestModel(f, STEPS), Metric(5.0), everybody),
+        "central": lambda: FederatedMethod(mean, training, Central(plan, Fixed(0.5)), SampledClients(plan.sampler)),
     }[name]()
 
 
@@ -94,12 +92,12 @@ def test_a_client_that_diverged_is_counted_charged_and_answers_like_any_other(na
 
 def test_one_bad_record_takes_only_itself_out_of_a_client():
     """Record-level privacy: with the whole client at zero, one record would change more than its bound."""
-    from sordina.federated.order import Order
+    from sordina.federated.population import RowOrder
 
     f = objective()
     work, bound = ClippedGradient(f, 1.0, 6.0), 1.0 / 6.0
     sent = {"model": torch.zeros(2, dtype=torch.float64)}
-    vectors = [work.run(sent, people(bad).cohort(np.array([3])), {}, Order())[0].vectors for bad in (None, np.nan)]
+    vectors = [work.run(sent, people(bad).cohort(np.array([3])), {}, RowOrder())[0].vectors for bad in (None, np.nan)]
     assert float((vectors[0] - vectors[1]).norm()) <= bound * (1 + 1e-9)
 
 
@@ -123,7 +121,9 @@ def test_who_took_part_shows_in_no_line_under_central_privacy():
     plan = make_plan(Budget(3.0, 1e-5), Poisson(0.05, CLIENTS), 40, unit=Unit.USER)
     lines = []
     for policy in (Fixed(0.5), Quantile(0.5)):
-        chosen = Method(AddMean(), LocalTraining(objective(), STEPS), Central(plan, policy), Sampled(plan.sampler))
+        chosen = FederatedMethod(
+            AddMean(), LocalTraining(objective(), STEPS), Central(plan, policy), SampledClients(plan.sampler)
+        )
         result, _, seen = go(chosen, people(), 40)
         answered = [one.answered for one in result.history]
         assert 0 in answered, "there are empty rounds"
@@ -137,7 +137,7 @@ def test_who_took_part_shows_in_no_line_under_central_privacy():
 
 def test_a_policy_with_a_number_no_float_holds_is_refused_in_one_line():
     from sordina.errors import InvalidInput
-    from sordina.federated.client_policy import ClientPolicy
+    from sordina.federated.flower.client_policy import ClientPolicy
 
     with pytest.raises(InvalidInput, match="epsilon is too large"):
         ClientPolicy.from_dict({"accepts": ["local"], "epsilon": 10**400, "delta": 1e-6})

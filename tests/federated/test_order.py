@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sordina.errors import InvalidInput
-from sordina.federated.order import Order, arrange, shuffles
+from sordina.federated.population import RowOrder, arrange, shuffles
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=6).map(lambda s: np.array(sorted(s, reverse=True)))
 
@@ -17,7 +17,7 @@ SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=6).map(lambda s: np.ar
 def test_every_row_is_visited_once_per_pass(sizes, batch, epochs, seed, number):
     clients = np.arange(len(sizes))
     seen = [[] for _ in sizes]
-    for positions in arrange(sizes, clients, Order(seed, number), batch=batch, epochs=epochs):
+    for positions in arrange(sizes, clients, RowOrder(seed, number), batch=batch, epochs=epochs):
         assert positions.shape[1] <= batch
         for client, row in enumerate(positions):
             assert (row >= 0).any()
@@ -30,7 +30,7 @@ def test_every_row_is_visited_once_per_pass(sizes, batch, epochs, seed, number):
 @settings(deadline=None, max_examples=40)
 @given(SIZES, st.integers(1, 7), st.integers(1, 9))
 def test_a_number_of_steps_is_made_by_everyone_who_has_rows(sizes, batch, steps):
-    plan = list(arrange(sizes, np.arange(len(sizes)), Order(), batch=batch, steps=steps))
+    plan = list(arrange(sizes, np.arange(len(sizes)), RowOrder(), batch=batch, steps=steps))
     assert len(plan) == (steps if sizes.max() else 0)
     assert all(len(positions) == (sizes > 0).sum() for positions in plan)
 
@@ -39,9 +39,11 @@ def test_a_number_of_steps_is_made_by_everyone_who_has_rows(sizes, batch, steps)
 @given(SIZES, st.integers(1, 7), st.integers(1, 3))
 def test_a_client_goes_the_same_way_alone_and_together(sizes, batch, epochs):
     clients = np.arange(10, 10 + len(sizes))
-    together = list(arrange(sizes, clients, Order(3, 4), batch=batch, epochs=epochs))
+    together = list(arrange(sizes, clients, RowOrder(3, 4), batch=batch, epochs=epochs))
     for place, size in enumerate(sizes):
-        alone = arrange(sizes[place : place + 1], clients[place : place + 1], Order(3, 4), batch=batch, epochs=epochs)
+        alone = arrange(
+            sizes[place : place + 1], clients[place : place + 1], RowOrder(3, 4), batch=batch, epochs=epochs
+        )
         for step, positions in enumerate(alone):
             row = together[step][place]
             assert row[row >= 0].tolist() == positions[0][positions[0] >= 0].tolist(), size
@@ -49,7 +51,7 @@ def test_a_client_goes_the_same_way_alone_and_together(sizes, batch, epochs):
 
 def test_shuffles_are_uniform_and_differ_between_rounds_clients_and_passes():
     clients = np.arange(24000)
-    orders = shuffles(np.full(24000, 4), clients, Order(0, 0), 1)[:, 0]
+    orders = shuffles(np.full(24000, 4), clients, RowOrder(0, 0), 1)[:, 0]
     codes = orders @ np.array([64, 16, 4, 1])
     _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == 24
@@ -57,9 +59,9 @@ def test_shuffles_are_uniform_and_differ_between_rounds_clients_and_passes():
     same = [
         np.mean((orders == other).all(axis=1))
         for other in (
-            shuffles(np.full(24000, 4), clients, Order(0, 1), 1)[:, 0],
-            shuffles(np.full(24000, 4), clients, Order(1, 0), 1)[:, 0],
-            shuffles(np.full(24000, 4), clients, Order(0, 0), 2)[:, 1],
+            shuffles(np.full(24000, 4), clients, RowOrder(0, 1), 1)[:, 0],
+            shuffles(np.full(24000, 4), clients, RowOrder(1, 0), 1)[:, 0],
+            shuffles(np.full(24000, 4), clients, RowOrder(0, 0), 2)[:, 1],
             np.roll(orders, 1, axis=0),
         )
     ]
@@ -69,9 +71,9 @@ def test_shuffles_are_uniform_and_differ_between_rounds_clients_and_passes():
 @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 1, "epochs": 0}, {"batch": 1, "steps": 0}])
 def test_nothing_sensible_is_refused(options):
     with pytest.raises(InvalidInput):
-        list(arrange(np.array([3]), np.array([0]), Order(), **options))
+        list(arrange(np.array([3]), np.array([0]), RowOrder(), **options))
 
 
 def test_unsorted_clients_are_refused():
     with pytest.raises(InvalidInput, match="largest first"):
-        list(arrange(np.array([1, 2]), np.array([0, 1]), Order(), batch=1))
+        list(arrange(np.array([1, 2]), np.array([0, 1]), RowOrder(), batch=1))

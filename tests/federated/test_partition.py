@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordina.errors import InvalidInput
-from sordina.federated import partition
+from sordina.federated.data import partition
 
 
 def rng(seed=0):

@@ -7,26 +7,23 @@ from torch import nn
 
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated import losses, methods
+from sordina.federated import losses
 from sordina.federated.aggregation import NAMES, Krum, Median, TrimmedMean, named
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.stormy import Stormy
-from sordina.federated.guard import Guard
+from sordina.federated.algorithms import registry
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines.update_validation import UpdateValidator
 from sordina.federated.objective import of_module
-from sordina.federated.population import Population
+from sordina.federated.population import ClientsInTurn, Population, SampledClients
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.privacy.placement import UNIFORM, FederationFacts
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import InTurn, Sampled
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.weather import Weather
+from sordina.federated.privacy.placement import UNIFORM, ClearUpdates, FederationFacts
+from sordina.federated.round import FederatedMethod, federate
+from sordina.plan import make_plan
+from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit
 
 ROBUST = [Median(), TrimmedMean(0.2), Krum(0.2)]
 
@@ -85,7 +82,7 @@ def federation():
 
 
 def go(aggregator, placement, selection, engine, objective):
-    method = Method(AddMean(), LocalTraining(objective, LocalSteps(0.1, 4)), placement, selection, aggregator)
+    method = FederatedMethod(AddMean(), LocalTraining(objective, LocalSteps(0.1, 4)), placement, selection, aggregator)
     start = torch.zeros(1, 3, dtype=torch.float64)
     return federate(method, engine, start, clients=20, rounds=40, rng=np.random.default_rng(0)).models[0]
 
@@ -112,7 +109,7 @@ def test_a_robust_mean_survives_what_the_mean_does_not():
     errors = {}
     for name in NAMES:
         engine = Reverse(InProcess(population), hostile=(1, 4, 8, 13, 17))
-        placement, everyone = ClearUpdates(UNIFORM, gather=True), Sampled(FixedSize(20, 20))
+        placement, everyone = ClearUpdates(UNIFORM, gather=True), SampledClients(FixedSize(20, 20))
         errors[name] = float((go(named(name, 0.25), placement, everyone, engine, objective) - truth).norm())
     assert errors["mean"] > 1.5
     assert max(errors[name] for name in NAMES if name != "mean") < 0.1
@@ -121,8 +118,10 @@ def test_a_robust_mean_survives_what_the_mean_does_not():
 def test_robust_means_work_on_what_clients_sanitised():
     population, objective = federation()
     local = Local(1.0, 0.02, 1e-5, 40)
-    engine = Stormy(InProcess(population), Weather(dropout=0.3, hostile={0: "huge"}), Guard(times=1e40))
-    model = go(Median(), local, InTurn(10), engine, objective)
+    engine = FaultInjectingEngine(
+        InProcess(population), FaultInjection(dropout=0.3, hostile={0: "huge"}), UpdateValidator(times=1e40)
+    )
+    model = go(Median(), local, ClientsInTurn(10), engine, objective)
     assert (model - torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)).norm() < 0.3
 
 
@@ -132,20 +131,20 @@ def test_central_privacy_refuses_robust_means(robust):
     plan = make_plan(Budget(3.0, 1e-5), Poisson(10, 20), 5, unit=Unit.USER)
     work = LocalTraining(objective, LocalSteps(0.1, 4))
     with pytest.raises(Unsupported, match="calibrated"):
-        Method(AddMean(), work, Central(plan, Fixed(1.0)), Sampled(plan.sampler), robust)
+        FederatedMethod(AddMean(), work, Central(plan, Fixed(1.0)), SampledClients(plan.sampler), robust)
 
 
 def test_strategies_that_sort_clients_refuse_robust_means():
     _, objective = federation()
     options, facts = {"learning_rate": 0.1, "batch_size": 4, "models": 2}, FederationFacts(1, 20, 20)
-    everyone, gathered = Sampled(FixedSize(20, 20)), ClearUpdates(UNIFORM, gather=True)
+    everyone, gathered = SampledClients(FixedSize(20, 20)), ClearUpdates(UNIFORM, gather=True)
     for name in ("ifca", "fedem", "metric-pfl", "graph-regularised", "sub-fedavg"):
-        strategy, work = methods.named(name, options).parts(objective, facts)
+        strategy, work = registry.named(name, options).parts(objective, facts)
         with pytest.raises(Unsupported, match="models of their own"):
-            Method(strategy, work, gathered, everyone, Median())
+            FederatedMethod(strategy, work, gathered, everyone, Median())
     for name in ("fedsgd", "fedavg", "fedprox", "scaffold", "feddyn", "fsvrg", "per-fedavg", "mean-regularised"):
-        strategy, work = methods.named(name, options).parts(objective, facts)
-        Method(strategy, work, gathered, everyone, Median())
+        strategy, work = registry.named(name, options).parts(objective, facts)
+        FederatedMethod(strategy, work, gathered, everyone, Median())
 
 
 def test_names_and_shares():

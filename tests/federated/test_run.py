@@ -9,25 +9,22 @@ from torch import nn
 
 from sordina.clipping import Fixed
 from sordina.federated import losses
-from sordina.federated.clients.hypotheses import BestModel
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+from sordina.federated.algorithms.ifca import BestModel
+from sordina.federated.algorithms.metric_pfl import MetricPflServer
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.objective import of_module
-from sordina.federated.population import Population
-from sordina.federated.privacy.account import exact
+from sordina.federated.population import ClientsInTurn, Population, SampledClients
+from sordina.federated.privacy.accounts import exact
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import InTurn, Sampled
-from sordina.federated.stopping import Patience
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPflServer
-from sordina.federated.validation import Validation
+from sordina.federated.problem import Validation
+from sordina.federated.round import FederatedMethod, Patience, federate
+from sordina.plan import make_plan
+from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit
 
 STEPS = LocalSteps(0.05, 5)
 
@@ -72,7 +69,7 @@ def start(k=1):
 
 
 def go(strategy, work, placement, selection, engine, rounds=10, k=1, **options):
-    method = Method(strategy, work, placement, selection)
+    method = FederatedMethod(strategy, work, placement, selection)
     clients = len(engine.population)
     rng = np.random.default_rng(5)
     return federate(method, engine, start(k), clients=clients, rounds=rounds, rng=rng, **options)
@@ -81,7 +78,13 @@ def go(strategy, work, placement, selection, engine, rounds=10, k=1, **options):
 def test_no_client_passes_its_limit_and_everybody_reaches_it():
     engine = InProcess(people(), limit=exact(2.4))
     result = go(
-        MetricPflServer(), BestModel(objective(), STEPS), Metric(5.0), Sampled(FixedSize(7, 30)), engine, 200, k=2
+        MetricPflServer(),
+        BestModel(objective(), STEPS),
+        Metric(5.0),
+        SampledClients(FixedSize(7, 30)),
+        engine,
+        200,
+        k=2,
     )
     assert {account.spent for account in engine.accounts} == {Fraction(12, 5)}
     assert result.leakage.max() == 2.4
@@ -95,13 +98,20 @@ def test_under_metric_privacy_a_strategy_sees_sanitised_vectors_of_no_particular
     population = people()
     seen = Spy(MetricPflServer())
     engine = InProcess(population)
-    go(seen, BestModel(objective(), STEPS), Metric(5.0, PublicRadius(1.0)), Sampled(FixedSize(7, 30)), engine, 1, k=2)
+    go(
+        seen,
+        BestModel(objective(), STEPS),
+        Metric(5.0, PublicRadius(1.0)),
+        SampledClients(FixedSize(7, 30)),
+        engine,
+        1,
+        k=2,
+    )
     raw = Spy(MetricPflServer())
-    from sordina.federated.privacy.nothing import ClearUpdates
-    from sordina.federated.privacy.placement import UNIFORM
+    from sordina.federated.privacy.placement import UNIFORM, ClearUpdates
 
     quiet = ClearUpdates(UNIFORM, gather=True)
-    go(raw, BestModel(objective(), STEPS), quiet, Sampled(FixedSize(7, 30)), InProcess(population), 1, k=2)
+    go(raw, BestModel(objective(), STEPS), quiet, SampledClients(FixedSize(7, 30)), InProcess(population), 1, k=2)
     noised, clear = seen.seen[0].vectors, raw.seen[0].vectors
     assert noised.shape == clear.shape == (7, 2)
     assert (torch.cdist(noised, clear).min(dim=1).values > 1e-3).all()
@@ -112,7 +122,11 @@ def test_under_central_privacy_a_strategy_sees_one_noised_mean():
     plan = make_plan(Budget(3.0, 1e-5), Poisson(7, 30), 10, unit=Unit.USER)
     spy = Spy(AddMean())
     result = go(
-        spy, LocalTraining(objective(), STEPS), Central(plan, Fixed(0.5)), Sampled(plan.sampler), InProcess(people())
+        spy,
+        LocalTraining(objective(), STEPS),
+        Central(plan, Fixed(0.5)),
+        SampledClients(plan.sampler),
+        InProcess(people()),
     )
     assert len(spy.seen) == 10
     assert all(release.vectors is None for release in spy.seen)
@@ -124,7 +138,9 @@ def test_under_central_privacy_a_strategy_sees_one_noised_mean():
 def test_a_run_that_stops_early_has_spent_less():
     plan = make_plan(Budget(3.0, 1e-5), Poisson(7, 30), 10, unit=Unit.USER)
     central = Central(plan, Fixed(0.5))
-    result = go(AddMean(), LocalTraining(objective(), STEPS), central, Sampled(plan.sampler), InProcess(people()), 4)
+    result = go(
+        AddMean(), LocalTraining(objective(), STEPS), central, SampledClients(plan.sampler), InProcess(people()), 4
+    )
     assert len(result.history) == 4
     assert result.statement.epsilon < 2.5
 
@@ -132,7 +148,7 @@ def test_a_run_that_stops_early_has_spent_less():
 def test_local_privacy_counts_participations_against_its_calibration():
     local = Local.within(Budget(3.0, 1e-5), clip=0.5, participations=2)
     engine = InProcess(people(), limit=Fraction(2))
-    result = go(AddMean(), LocalTraining(objective(), STEPS), local, InTurn(10), engine, 20)
+    result = go(AddMean(), LocalTraining(objective(), STEPS), local, ClientsInTurn(10), engine, 20)
     assert max(account.participations for account in engine.accounts) == 2
     assert result.statement.epsilon <= 3.0
     assert "against everybody" in result.statement.words
@@ -142,7 +158,8 @@ def test_patience_ends_a_run_and_the_best_models_are_kept():
     population = people()
     validation = Validation(objective(), people(20, seed=1))
     result = go(
-        AddMean(rate=3.0), LocalTraining(objective(), LocalSteps(0.2, 5)), Metric(3.0), Sampled(FixedSize(7, 30)),
+        AddMean(rate=3.0), LocalTraining(objective(), LocalSteps(0.2, 5)), Metric(3.0), SampledClients(FixedSize(7,
+        30)),
         InProcess(population), 300, validation=validation, patience=Patience(5),
     )  # fmt: skip
     assert len(result.history) < 300
@@ -163,13 +180,16 @@ def test_non_finite_losses_count_as_no_improvement():
 def test_a_seeded_run_repeats_itself():
     population = people(9)
     work = BestModel(objective(), STEPS)
-    runs = [go(MetricPflServer(), work, Metric(2.0), InTurn(3), InProcess(population, chunk=2), 5, 2) for _ in range(2)]
+    runs = [
+        go(MetricPflServer(), work, Metric(2.0), ClientsInTurn(3), InProcess(population, chunk=2), 5, 2)
+        for _ in range(2)
+    ]
     assert torch.equal(runs[0].models, runs[1].models)
 
 
 def test_taking_turns_spreads_participations_evenly():
     engine = InProcess(people(30))
-    go(MetricPflServer(), BestModel(objective(), STEPS), Metric(2.0), InTurn(7, seed=3), engine, 40, k=1)
+    go(MetricPflServer(), BestModel(objective(), STEPS), Metric(2.0), ClientsInTurn(7, seed=3), engine, 40, k=1)
     counts = [account.participations for account in engine.accounts]
     assert sum(counts) == 280
     assert max(counts) == 10

@@ -7,25 +7,17 @@ from torch import nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import losses
-from sordina.federated.clients.gradient import LocalGradient
-from sordina.federated.clients.hypotheses import BestModel, BestUpdate
-from sordina.federated.clients.scaffold import ScaffoldClient
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalGradient, LocalTraining
+from sordina.federated.algorithms.ifca import BestModel, BestUpdate, IfcaServer
+from sordina.federated.algorithms.metric_pfl import MetricPflServer, SteadyPflServer, kmeans, spread
+from sordina.federated.algorithms.scaffold import ScaffoldClient, ScaffoldServer
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.messages import Release
 from sordina.federated.objective import of_module
-from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.privacy.placement import UNIFORM
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import Sampled
-from sordina.federated.strategies.ifca import IfcaServer
-from sordina.federated.strategies.kmeans import kmeans
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPflServer
-from sordina.federated.strategies.scaffold import ScaffoldServer
-from sordina.federated.strategies.steady_pfl import SteadyPflServer, spread
+from sordina.federated.population import Population, SampledClients
+from sordina.federated.privacy.placement import UNIFORM, ClearUpdates
+from sordina.federated.round import FederatedMethod, federate
 from sordina.sampling import FixedSize
 
 
@@ -65,8 +57,10 @@ def slices(population):
 
 def go(strategy, work, population, rounds, models, per_round=None, placement=None):
     count = len(population)
-    selection = Sampled(FixedSize(per_round or count, count))
-    method = Method(strategy, work, placement or ClearUpdates(UNIFORM, gather=strategy.needs_vectors), selection)
+    selection = SampledClients(FixedSize(per_round or count, count))
+    method = FederatedMethod(
+        strategy, work, placement or ClearUpdates(UNIFORM, gather=strategy.needs_vectors), selection
+    )
     engine = InProcess(population)
     rng = np.random.default_rng(1)
     return federate(method, engine, models, clients=count, rounds=rounds, rng=rng).models
@@ -236,4 +230,9 @@ def test_strategies_refuse_what_they_cannot_use():
     with pytest.raises(InvalidInput, match="only their mean"):
         MetricPflServer().update(torch.zeros(1, 2), Release(torch.zeros(2)))
     with pytest.raises(Unsupported, match="IFCA"):
-        Method(MetricPflServer(), BestModel(objective(), LocalSteps(0.1, 1)), ClearUpdates(), Sampled(FixedSize(1, 1)))
+        FederatedMethod(
+            MetricPflServer(),
+            BestModel(objective(), LocalSteps(0.1, 1)),
+            ClearUpdates(),
+            SampledClients(FixedSize(1, 1)),
+        )

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sordina as sd
 from sordina import federated as fed
-from sordina.federated.keeping import FederationKeeper
+from sordina.federated.run_keeper import FederationKeeper
 from sordina.run_folder import FolderState, state_of
 
 LAW = torch.tensor([[1.0], [-2.0], [0.5]])
@@ -87,15 +87,16 @@ def test_every_privacy_states_its_guarantee_and_keeps_accounts_by_name(privacy):
 
 def test_one_path_with_the_command_line():
     """The same choices, as objects and as a recipe: the same noise, bit for bit, from the same seed."""
-    from sordina.federated.recipe import Recipe, run
+    from sordina.federated.recipe import FederatedRecipe, run
 
-    recipe = Recipe("synthetic", "fedavg", privacy="central", rounds=3, clients_per_round=6, patience=0, seed=5,
+    recipe = FederatedRecipe("synthetic", "fedavg", privacy="central", rounds=3, clients_per_round=6, patience=0,
+    seed=5,
                     options={"clients": 12, "validation": 4}, local_rate=0.1, batch=10)  # fmt: skip
-    from sordina import randomness
+    from sordina import random
     from sordina.federated.setup import conduct
 
     told = run(recipe)
-    rng = randomness.generator(5)
+    rng = random.generator(5)
     problem = recipe.problem(rng)
     ours = fed.FederatedTrainer(
         nn.Linear(2, 1), F.mse_loss, fed.CentralDP(sd.Budget(3, 1e-5)), fed.FedAvg(learning_rate=0.1, batch_size=10),
@@ -309,8 +310,8 @@ def test_record_level_training_hides_a_record_and_its_noise_is_right():
     """Two data sets that differ in one outlier: the updates' laws are as near as one clipped record allows; a record
     that is not finite adds nothing; a client without rows sends the same noise."""
     from sordina.federated import losses
+    from sordina.federated.algorithms.algorithm import LocalSteps
     from sordina.federated.clients.private_training import PrivateLocalTraining
-    from sordina.federated.clients.work import LocalSteps
     from sordina.federated.objective import of_module
     from sordina.federated.population import Population
     from sordina.sampling import Poisson
@@ -344,7 +345,7 @@ def test_accounts_of_sampled_training_add_up_as_the_accountant_does():
     from fractions import Fraction
 
     from sordina.accounting import Gaussian, PoissonSampled, Repeated, accountant
-    from sordina.federated.privacy.leakage import Leakage
+    from sordina.federated.privacy.accounts import Leakage
 
     event = Repeated(PoissonSampled(0.05, Gaussian(1.1)), 20)
     total = Leakage()

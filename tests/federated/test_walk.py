@@ -10,7 +10,7 @@ import pytest
 from sordina.accounting import Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.decentralized.walk import WalkPlan, linear_bounds, walk_noise
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 ORDERS = np.array([1.5, 3.0, 8.0, 20.0])
 

@@ -10,32 +10,28 @@ from torch import nn
 from sordina.clipping import Fixed, Quantile, Sector
 from sordina.errors import InvalidInput
 from sordina.federated import losses
-from sordina.federated.clients.hypotheses import BestModel
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.stormy import Stormy
-from sordina.federated.guard import Guard, Letter
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+from sordina.federated.algorithms.ifca import BestModel
+from sordina.federated.algorithms.metric_pfl import MetricPflServer
+from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.fault_injection import KINDS, FaultInjectingEngine, FaultInjection, hostile_of
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines.update_validation import ReceivedUpdate, UpdateValidator
 from sordina.federated.objective import of_module
-from sordina.federated.order import Order
-from sordina.federated.population import Population
+from sordina.federated.population import ClientsInTurn, Population, RowOrder, SampledClients
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import InTurn, Sampled
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPflServer
-from sordina.federated.validation import Validation
-from sordina.federated.weather import KINDS, Weather, hostile_of
+from sordina.federated.privacy.placement import ClearUpdates
+from sordina.federated.problem import Validation
+from sordina.federated.round import FederatedMethod, federate
+from sordina.plan import make_plan
+from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit
 
 CLIENTS = 30
-STORM = Weather(dropout=0.3, hostile={3: "nan", 7: "huge", 11: "replay"})
+STORM = FaultInjection(dropout=0.3, hostile={3: "nan", 7: "huge", 11: "replay"})
 
 
 def people(seed=0, clients=CLIENTS):
@@ -62,17 +58,17 @@ def placements():
     budget = Budget(8.0, 1e-5)
     plans = [make_plan(budget, sampler, 20, unit=Unit.USER) for sampler in (poisson, fixed)]
     return {
-        "none": (ClearUpdates(), Sampled(fixed)),
-        "central": (Central(plans[0], Fixed(0.5)), Sampled(poisson)),
-        "quantile": (Central(plans[0], Quantile(0.5)), Sampled(poisson)),
-        "sector": (Central(plans[1], Sector(0.5, 0.01, 0.7)), Sampled(fixed)),
-        "local": (Local(0.5, 0.05, 1e-5, 20), InTurn(15)),
-        "metric": (Metric(0.4, PublicRadius(0.1)), InTurn(15)),
+        "none": (ClearUpdates(), SampledClients(fixed)),
+        "central": (Central(plans[0], Fixed(0.5)), SampledClients(poisson)),
+        "quantile": (Central(plans[0], Quantile(0.5)), SampledClients(poisson)),
+        "sector": (Central(plans[1], Sector(0.5, 0.01, 0.7)), SampledClients(fixed)),
+        "local": (Local(0.5, 0.05, 1e-5, 20), ClientsInTurn(15)),
+        "metric": (Metric(0.4, PublicRadius(0.1)), ClientsInTurn(15)),
     }
 
 
 def go(engine, placement, selection, rounds=20, **options):
-    method = Method(AddMean(), LocalTraining(objective(), STEPS), placement, selection)
+    method = FederatedMethod(AddMean(), LocalTraining(objective(), STEPS), placement, selection)
     start = torch.zeros(1, 10)
     rng = np.random.default_rng(4)
     return federate(method, engine, start, clients=CLIENTS, rounds=rounds, rng=rng, **options)
@@ -85,7 +81,7 @@ def reasons(result):
 @pytest.mark.parametrize("name", placements())
 def test_a_storm_is_weathered_and_the_hostile_are_named(name):
     placement, selection = placements()[name]
-    engine = Stormy(InProcess(people()), STORM)
+    engine = FaultInjectingEngine(InProcess(people()), STORM)
     result = go(engine, placement, selection)
     assert torch.isfinite(result.models).all()
     assert result.models.norm() < 20
@@ -103,17 +99,19 @@ def test_the_storm_costs_less_than_two_points_of_accuracy():
     poisson = Poisson(15, CLIENTS)
     loose = make_plan(Budget(500.0, 1e-5), poisson, 20, unit=Unit.USER)
     choices = {name: placements()[name] for name in ("none", "metric")}
-    choices["central"] = (Central(loose, Fixed(0.5)), Sampled(poisson))
+    choices["central"] = (Central(loose, Fixed(0.5)), SampledClients(poisson))
     for name, (placement, selection) in choices.items():
         calm = go(InProcess(people()), placement, selection, validation=validation)
-        storm = go(Stormy(InProcess(people()), STORM), placement, selection, validation=validation)
+        storm = go(FaultInjectingEngine(InProcess(people()), STORM), placement, selection, validation=validation)
         last = [run.history[-1].score.accuracy for run in (calm, storm)]
         assert last[0] > 0.8, (name, last)
         assert last[1] > last[0] - 0.02, (name, last)
 
 
 def test_who_released_is_charged_even_if_refused_and_who_dropped_out_is_not():
-    engine = Stormy(InProcess(people()), Weather(dropout=0.3, late=0.2, hostile={3: "nan", 7: "huge"}))
+    engine = FaultInjectingEngine(
+        InProcess(people()), FaultInjection(dropout=0.3, late=0.2, hostile={3: "nan", 7: "huge"})
+    )
     placement, selection = placements()["metric"]
     result = go(engine, placement, selection)
     expected = [0] * CLIENTS
@@ -133,7 +131,7 @@ def test_who_released_is_charged_even_if_refused_and_who_dropped_out_is_not():
 
 
 def test_limits_hold_in_any_weather():
-    engine = Stormy(InProcess(people(), limit=Fraction(75)), Weather(dropout=0.3, late=0.2))
+    engine = FaultInjectingEngine(InProcess(people(), limit=Fraction(75)), FaultInjection(dropout=0.3, late=0.2))
     placement, selection = placements()["metric"]
     result = go(engine, placement, selection, rounds=40)
     assert max(account.spent for account in engine.accounts) == Fraction(75)
@@ -144,14 +142,14 @@ def test_central_privacy_divides_by_the_expected_clients_and_spends_the_same_in_
     """Refused and absent are zero updates: the released mean is the sum of those let in over the public number."""
     placement, selection = placements()["central"]
     calm = go(InProcess(people()), placement, selection, rounds=5)
-    storm = go(Stormy(InProcess(people()), STORM), placement, selection, rounds=5)
+    storm = go(FaultInjectingEngine(InProcess(people()), STORM), placement, selection, rounds=5)
     assert calm.statement.epsilon == storm.statement.epsilon
 
     quiet = Central(make_plan(Budget(1e4, 1e-5), Poisson(15, CLIENTS), 1, unit=Unit.USER), Fixed(0.5))
     side = ClientSide(LocalTraining(objective(), STEPS), quiet)
-    call = Call({"model": torch.zeros(10)}, quiet.start(10), Order(0, 0))
+    call = RoundRequest({"model": torch.zeros(10)}, quiet.start(10), RowOrder(0, 0))
     asked = np.arange(12)
-    engine = Stormy(InProcess(people()), STORM)
+    engine = FaultInjectingEngine(InProcess(people()), STORM)
     parcel = engine.map_reduce(side, call, asked, np.random.default_rng(0))
     silent, _ = STORM.draw(0, 12)
     good = [client for client in asked[~silent] if client not in (3, 7)]
@@ -168,8 +166,8 @@ def test_under_replace_one_a_silent_client_is_a_zero_update():
     placement, _ = placements()["sector"]
     side = ClientSide(LocalTraining(objective(), STEPS), placement)
     state = placement.start(10)
-    call = Call({"model": torch.zeros(10)}, state, Order(0, 0))
-    engine = Stormy(InProcess(people()), Weather(hostile={0: "nan"}))
+    call = RoundRequest({"model": torch.zeros(10)}, state, RowOrder(0, 0))
+    engine = FaultInjectingEngine(InProcess(people()), FaultInjection(hostile={0: "nan"}))
     parcel = engine.map_reduce(side, call, np.arange(15), np.random.default_rng(0))
     assert (parcel.answered, [one.sender for one in parcel.refused]) == (14, [0])
     filled = parcel + placement._missing(parcel, state, np.random.default_rng(0))
@@ -179,23 +177,23 @@ def test_under_replace_one_a_silent_client_is_a_zero_update():
 
 def letters(guard, side, call, ids):
     parcels, _ = InProcess(people()).apart(side, call, ids, np.random.default_rng(0))
-    return [Letter(client, guard.token(call.order.round, client), parcel) for client, parcel in parcels.items()]
+    return [ReceivedUpdate(client, guard.token(call.order.round, client), parcel) for client, parcel in parcels.items()]
 
 
 def outdoors(number=4):
     side = ClientSide(LocalTraining(objective(), STEPS), ClearUpdates(gather=True))
-    return Guard(), side, Call({"model": torch.zeros(10)}, None, Order(0, number))
+    return UpdateValidator(), side, RoundRequest({"model": torch.zeros(10)}, None, RowOrder(0, number))
 
 
 def test_the_guard_knows_its_passes():
     guard, side, call = outdoors()
     asked = np.array([5, 2, 9])
     one, two, three = letters(guard, side, call, asked)
-    forged = Letter(two.sender, one.token, two.parcel)
-    random = Letter(three.sender, b"x" * 32, three.parcel)
-    stale = Letter(one.sender, guard.token(2, one.sender), one.parcel)
-    unasked = Letter(20, guard.token(4, 20), one.parcel)
-    stranger = Letter(10**6, b"", one.parcel)
+    forged = ReceivedUpdate(two.sender, one.token, two.parcel)
+    random = ReceivedUpdate(three.sender, b"x" * 32, three.parcel)
+    stale = ReceivedUpdate(one.sender, guard.token(2, one.sender), one.parcel)
+    unasked = ReceivedUpdate(20, guard.token(4, 20), one.parcel)
+    stranger = ReceivedUpdate(10**6, b"", one.parcel)
     parcel = guard.sift([forged, random, stale, unasked, stranger, one, one], side, call, asked)
     assert parcel.answered == 1
     assert parcel.senders == (one.sender,)
@@ -207,14 +205,14 @@ def test_the_guard_knows_its_passes():
         (10**6, "impostor"),
         (one.sender, "duplicate"),
     ]
-    assert Guard().token(4, 5) != guard.token(4, 5)
+    assert UpdateValidator().token(4, 5) != guard.token(4, 5)
 
 
 def test_a_forged_letter_does_not_keep_the_honest_one_out():
     guard, side, call = outdoors()
     asked = np.array([5, 2, 9])
     honest = letters(guard, side, call, asked)
-    forged = Letter(honest[0].sender, b"?" * 32, honest[1].parcel)
+    forged = ReceivedUpdate(honest[0].sender, b"?" * 32, honest[1].parcel)
     parcel = guard.sift([forged, *honest], side, call, asked)
     assert parcel.answered == 3
     assert parcel.senders == (5, 2, 9)
@@ -225,9 +223,12 @@ def test_a_forged_letter_does_not_keep_the_honest_one_out():
 def test_every_kind_of_hostility_is_named_and_the_others_count(kind, name):
     placement, _ = placements()[name]
     work = LocalTraining(objective(), STEPS)
-    side, engine = ClientSide(work, placement), Stormy(InProcess(people()), Weather(hostile={6: kind}))
+    side, engine = (
+        ClientSide(work, placement),
+        FaultInjectingEngine(InProcess(people()), FaultInjection(hostile={6: kind})),
+    )
     for number in range(2):
-        call = Call({"model": torch.full((10,), 0.1 * number)}, placement.start(10), Order(0, number))
+        call = RoundRequest({"model": torch.full((10,), 0.1 * number)}, placement.start(10), RowOrder(0, number))
         parcel = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(number))
     assert len(parcel.refused) == 1
     refused = parcel.refused[0]
@@ -240,21 +241,21 @@ def test_every_kind_of_hostility_is_named_and_the_others_count(kind, name):
 def test_a_client_that_just_passes_its_bound_is_refused_and_an_honest_one_never_is():
     placement, _ = placements()["central"]
     side = ClientSide(LocalTraining(objective(), LocalSteps(5.0, 5)), placement)
-    call = Call({"model": torch.zeros(10)}, placement.start(10), Order(0, 0))
-    guard = Guard()
+    call = RoundRequest({"model": torch.zeros(10)}, placement.start(10), RowOrder(0, 0))
+    guard = UpdateValidator()
     honest = letters(guard, side, call, np.arange(CLIENTS))
     assert max(float(one.parcel.sums[0].norm()) for one in honest) == pytest.approx(0.5, rel=1e-4)
     assert guard.sift(honest, side, call, np.arange(CLIENTS)).answered == CLIENTS
     from dataclasses import replace
 
     over = [replace(one, parcel=replace(one.parcel, sums=(one.parcel.sums[0] * 1.1,))) for one in honest]
-    assert Guard(key=guard.key).sift(over, side, call, np.arange(CLIENTS)).answered == sum(
+    assert UpdateValidator(key=guard.key).sift(over, side, call, np.arange(CLIENTS)).answered == sum(
         1.1 * float(one.parcel.sums[0].norm()) <= 0.5005 for one in honest
     )
 
 
 def test_stragglers_are_read_one_round_late_and_turned_away():
-    engine = Stormy(InProcess(people()), Weather(late=0.5, seed=2))
+    engine = FaultInjectingEngine(InProcess(people()), FaultInjection(late=0.5, seed=2))
     placement, selection = placements()["none"]
     result = go(engine, placement, selection, rounds=6)
     late = [one for each in result.history for one in each.refused]
@@ -273,8 +274,8 @@ def test_metric_pfl_weathers_it_too():
         shards.append((x, (x @ law[client % 2])[:, None]))
     population = Population.of(shards)
     work = BestModel(of_module(nn.Linear(2, 1, bias=False), losses.mse), LocalSteps(0.1, 12))
-    method = Method(MetricPflServer(), work, Metric(0.5), InTurn(15))
-    engine = Stormy(InProcess(population), STORM)
+    method = FederatedMethod(MetricPflServer(), work, Metric(0.5), ClientsInTurn(15))
+    engine = FaultInjectingEngine(InProcess(population), STORM)
     start = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     result = federate(method, engine, start, clients=CLIENTS, rounds=40, rng=np.random.default_rng(0))
     assert torch.cdist(law, result.models).min(dim=1).values.max() < 1.0
@@ -283,10 +284,10 @@ def test_metric_pfl_weathers_it_too():
 
 def test_calm_weather_changes_nothing():
     placement, selection = placements()["none"]
-    outside = go(Stormy(InProcess(people()), Weather()), placement, selection, rounds=5)
+    outside = go(FaultInjectingEngine(InProcess(people()), FaultInjection()), placement, selection, rounds=5)
     inside = go(InProcess(people()), placement, selection, rounds=5)
     assert torch.allclose(outside.models, inside.models, atol=1e-5)
-    assert Weather().calm
+    assert FaultInjection().calm
     assert not STORM.calm
     assert [one.sent for one in outside.history] == [15 * 40] * 5
     assert [one.received for one in outside.history] == [one.received for one in inside.history] == [15 * 44] * 5
@@ -294,8 +295,8 @@ def test_calm_weather_changes_nothing():
 
 def test_weather_that_cannot_be_is_refused():
     with pytest.raises(InvalidInput, match="dropout"):
-        Weather(dropout=1.0)
+        FaultInjection(dropout=1.0)
     with pytest.raises(InvalidInput, match="choose one"):
-        Weather(hostile={1: "rude"})
+        FaultInjection(hostile={1: "rude"})
     with pytest.raises(InvalidInput, match="KIND:CLIENT"):
         hostile_of("nan=3")

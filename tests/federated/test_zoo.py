@@ -10,31 +10,24 @@ import torch
 from torch import nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated import losses, methods
-from sordina.federated.clients.feddyn import DynamicRegulariser
-from sordina.federated.clients.fsvrg import VarianceReduced
-from sordina.federated.clients.graph import Neighbours
-from sordina.federated.clients.meta import MetaTraining
-from sordina.federated.clients.mixture import Mixture
-from sordina.federated.clients.near_mean import NearMean
-from sordina.federated.clients.pruning import SubNetwork
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.engine import Call, ClientSide
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated import losses
+from sordina.federated.algorithms import registry
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+from sordina.federated.algorithms.feddyn import DynamicRegulariser, FedDynServer
+from sordina.federated.algorithms.fedem import Mixture
+from sordina.federated.algorithms.fsvrg import FsvrgServer, VarianceReduced
+from sordina.federated.algorithms.graph import GraphNeighbours, GraphServer
+from sordina.federated.algorithms.ifca import IfcaServer
+from sordina.federated.algorithms.near_mean import NearMean
+from sordina.federated.algorithms.per_fedavg import MetaTraining
+from sordina.federated.algorithms.sub_fedavg import Intersection, SubNetwork
+from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.objective import of_module
-from sordina.federated.order import Order
-from sordina.federated.population import Population
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.privacy.placement import UNIFORM, FederationFacts
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import Sampled
-from sordina.federated.strategies.feddyn import FedDynServer
-from sordina.federated.strategies.fsvrg import FsvrgServer
-from sordina.federated.strategies.graph import GraphServer
-from sordina.federated.strategies.ifca import IfcaServer
-from sordina.federated.strategies.intersection import Intersection
-from sordina.federated.strategies.mean import AddMean
+from sordina.federated.population import Population, RowOrder, SampledClients
+from sordina.federated.privacy.placement import UNIFORM, ClearUpdates, FederationFacts
+from sordina.federated.round import FederatedMethod, federate
 from sordina.sampling import FixedSize
 
 
@@ -52,7 +45,7 @@ WORKS = {
     "feddyn": (lambda o, s: DynamicRegulariser(o, s, 0.3), zoo.feddyn),
     "fsvrg": (lambda o, s: VarianceReduced(o, s), zoo.fsvrg),
     "mean-regularised": (lambda o, s: NearMean(o, s, 0.8), zoo.near_mean),
-    "graph-regularised": (lambda o, s: Neighbours(o, s, 0.6), zoo.graph),
+    "graph-regularised": (lambda o, s: GraphNeighbours(o, s, 0.6), zoo.graph),
     "per-fedavg": (lambda o, s: MetaTraining(o, s, 0.2), zoo.meta),
     "fedem": (lambda o, s: Mixture(o, s, 3), zoo.mixture),
     "sub-fedavg": (lambda o, s: SubNetwork(o, s, 0.5, 0.3), zoo.sub_network),
@@ -84,7 +77,9 @@ def test_batched_equals_loop_equals_plain_pytorch(network, steps, work):
         engine = InProcess(population, chunk=chunk)
         side = ClientSide(ours, ClearUpdates(UNIFORM, gather=True))
         for number in range(3):
-            parcel = engine.map_reduce(side, Call(sent, None, Order(9, number)), ids, np.random.default_rng(0))
+            parcel = engine.map_reduce(
+                side, RoundRequest(sent, None, RowOrder(9, number)), ids, np.random.default_rng(0)
+            )
         assert parcel.senders == tuple(ids)
         results.append((parcel.vectors[torch.from_numpy(np.argsort(ids))], engine.states))
     for vectors, states in results[1:]:
@@ -103,7 +98,7 @@ def test_batched_equals_loop_equals_plain_pytorch(network, steps, work):
                 sent,
                 population,
                 client,
-                Order(9, number),
+                RowOrder(9, number),
                 STEPS[steps],
                 own,
             )
@@ -115,7 +110,9 @@ def test_batched_equals_loop_equals_plain_pytorch(network, steps, work):
 def test_fsvrg_first_exchange_is_a_gradient_in_units_of_a_step():
     population, objective = quadratics()
     sent = {"model": torch.ones(3, dtype=torch.float64), "gradient": torch.zeros(3), "phase": torch.tensor(0)}
-    outcome, _ = VarianceReduced(objective, LocalSteps(0.2, 4)).run(sent, population.cohort(np.arange(6)), {}, Order())
+    outcome, _ = VarianceReduced(objective, LocalSteps(0.2, 4)).run(
+        sent, population.cohort(np.arange(6)), {}, RowOrder()
+    )
     for client in range(6):
         expected = -0.2 * (hessian(population, client) @ (sent["model"] - target(population, client)))
         assert torch.allclose(outcome.vectors[client], expected, atol=1e-10)
@@ -163,7 +160,7 @@ def go(strategy, work, population, rounds, models=None, per_round=None):
     count = len(population)
     start = torch.zeros(1, 3, dtype=torch.float64) if models is None else models
     placement = ClearUpdates(UNIFORM, gather=strategy.needs_vectors)
-    method = Method(strategy, work, placement, Sampled(FixedSize(per_round or count, count)))
+    method = FederatedMethod(strategy, work, placement, SampledClients(FixedSize(per_round or count, count)))
     engine = InProcess(population)
     rng = np.random.default_rng(1)
     return federate(method, engine, start, clients=count, rounds=rounds, rng=rng), engine
@@ -201,7 +198,7 @@ def test_fsvrg_with_one_client_is_svrg():
     theta = torch.zeros(3, dtype=torch.float64)
     for number in (1, 3, 5, 7):
         full, anchor = 2 * x.T @ (x @ theta - y) / 12, theta.clone()
-        for positions in plain.arrange(population.sizes, np.array([0]), Order(seed, number), batch=1):
+        for positions in plain.arrange(population.sizes, np.array([0]), RowOrder(seed, number), batch=1):
             i = int(positions[0, 0])
             noisy = 2 * x[i] * (x[i] @ theta - y[i]) - 2 * x[i] * (x[i] @ anchor - y[i])
             theta = theta - 0.6 / 12 * (noisy + full)
@@ -230,10 +227,10 @@ def test_sub_fedavg_prunes_to_its_target_and_averages_over_those_who_keep_a_weig
     result, engine = go(Intersection(steps.rate), work, population, 12)
     assert engine.states["pruned"].sum(dim=1).tolist() == [2.0] * 6
     cohort, states = population.cohort(np.arange(6)), dict(engine.states)
-    mine = work.personal(result.sent, cohort, states, Order()).models[:, 0]
+    mine = work.personal(result.sent, cohort, states, RowOrder()).models[:, 0]
     assert bool((mine[states["pruned"] > 0] == 0).all())
 
-    outcome, fresh = work.run(result.sent, cohort, states, Order(5, 5))
+    outcome, fresh = work.run(result.sent, cohort, states, RowOrder(5, 5))
     moved, kept = outcome.vectors[:, :3], 1 - fresh["pruned"]
     expected = result.models[0] + moved.sum(dim=0) / kept.sum(dim=0).clamp(min=1)
     from sordina.federated.messages import Release
@@ -299,7 +296,7 @@ def test_per_fedavg_finds_the_best_model_to_adapt_from():
     result, _ = go(AddMean(), work, population, 300)
     assert (result.models[0] - best).norm() < 1e-4
     assert (best - optimum(population)).norm() > 0.1
-    mine = work.personal(result.sent, population.cohort(np.arange(6)), {}, Order()).models[:, 0]
+    mine = work.personal(result.sent, population.cohort(np.arange(6)), {}, RowOrder()).models[:, 0]
     for client in range(6):
         step = hessian(population, client) @ (best - target(population, client))
         assert torch.allclose(mine[client], best - alpha * step, atol=1e-3)
@@ -311,7 +308,7 @@ def test_models_on_a_graph_solve_the_papers_problem():
     links = torch.zeros(6, 6, dtype=torch.float64)
     for a, b, w in ((0, 3, 1.0), (1, 4, 0.5), (2, 5, 2.0), (0, 1, 0.1)):
         links[a, b] = links[b, a] = w
-    work = Neighbours(objective, LONG, 0.8)
+    work = GraphNeighbours(objective, LONG, 0.8)
     _, engine = go(GraphServer(6, weights=links), work, population, 120)
     blocks = torch.block_diag(*[hessian(population, client) for client in range(6)])
     laplacian = torch.diag(links.sum(dim=1)) - links
@@ -324,7 +321,7 @@ def test_models_on_a_graph_solve_the_papers_problem():
 def test_on_a_complete_graph_clients_are_pulled_to_their_mean():
     population, objective = quadratics()
     links = (torch.ones(6, 6, dtype=torch.float64) - torch.eye(6, dtype=torch.float64)) / 6
-    _, engine = go(GraphServer(6, weights=links), Neighbours(objective, LONG, 0.7), population, 120)
+    _, engine = go(GraphServer(6, weights=links), GraphNeighbours(objective, LONG, 0.7), population, 120)
     _, own = consensus(population, 0.7)
     assert torch.allclose(engine.states["personal"], own, atol=1e-4)
 
@@ -332,7 +329,7 @@ def test_on_a_complete_graph_clients_are_pulled_to_their_mean():
 def test_a_learnt_graph_ties_clients_that_follow_the_same_law():
     population, objective = quadratics(clients=9, rows=30)
     server = GraphServer(9, nearest=2)
-    result, _ = go(server, Neighbours(objective, LONG, 0.5), population, 30)
+    result, _ = go(server, GraphNeighbours(objective, LONG, 0.5), population, 30)
     graph = result.sent["graph"]
     for a in range(9):
         friends = set(torch.nonzero(graph[a]).flatten().tolist())
@@ -365,19 +362,19 @@ def test_fedem_recovers_the_laws_and_each_clients_shares():
     assert torch.allclose(result.models, laws, atol=0.1)
     truth = torch.tensor(shares, dtype=torch.float64)
     assert torch.allclose(engine.states["shares"][:, 0], truth, atol=0.1)
-    mine = work.personal(result.sent, population.cohort(np.arange(6)), dict(engine.states), Order())
+    mine = work.personal(result.sent, population.cohort(np.arange(6)), dict(engine.states), RowOrder())
     assert torch.allclose(mine.weights[:, 0], truth, atol=0.1)
 
 
 def test_every_name_makes_a_method_and_what_cannot_be_is_refused():
     _, objective = quadratics()
     options, facts = {"learning_rate": 0.1, "batch_size": 4, "models": 2}, FederationFacts(1, 6, 6)
-    for name in methods.NAMES:
-        strategy, work = methods.named(name, options).parts(objective, facts)
-        models = torch.zeros(2 if name in methods.PERSONAL else 1, 3)
+    for name in registry.NAMES:
+        strategy, work = registry.named(name, options).parts(objective, facts)
+        models = torch.zeros(2 if name in registry.PERSONAL else 1, 3)
         assert work.width(strategy.configure(strategy.init(models))) % 3 == 0
     with pytest.raises(InvalidInput, match="unknown strategy"):
-        methods.named("fedmagic", options)
+        registry.named("fedmagic", options)
     with pytest.raises(Unsupported, match="likelihood"):
         Mixture(of_module(nn.Linear(3, 1), losses.mse, root=True), LocalSteps(0.1, 4), 2)
     with pytest.raises(InvalidInput, match="symmetric"):
@@ -388,28 +385,30 @@ def test_every_name_makes_a_method_and_what_cannot_be_is_refused():
 
 def test_personal_models_beat_the_global_one_when_clients_mean_different_things():
     """Half of the clients read the digits differently; every client is tested on rows it kept back."""
-    from sordina.federated.experiments.zoo import compare
+    from sordina.reproduction.zoo import compare_on_writers
 
     names = ("fedavg", "mean-regularised", "graph-regularised")
-    rows = compare(names, [0], data="digits", writers=12, rounds=15, per_round=12, steps=LocalSteps(0.2, 20))
+    rows = compare_on_writers(names, [0], data="digits", writers=12, rounds=15, per_round=12, steps=LocalSteps(0.2, 20))
     accuracy = {row["strategy"]: row["accuracy"] for row in rows}
     assert accuracy["fedavg"] < 0.65
     assert min(accuracy[name] for name in names[1:]) > accuracy["fedavg"] + 0.05, accuracy
 
 
 def test_feddyn_needs_fewer_rounds_than_fedavg_on_skewed_labels():
-    from sordina.federated.experiments.skew import compare
+    from sordina.reproduction.zoo import compare_on_skewed_labels
 
-    runs = {row["strategy"]: row["accuracy"] for row in compare(("fedavg", "feddyn"), [0], alpha=0.1, rounds=9)}
+    runs = {
+        row["strategy"]: row["accuracy"]
+        for row in compare_on_skewed_labels(("fedavg", "feddyn"), [0], alpha=0.1, rounds=9)
+    }
     assert max(runs["feddyn"]) > 0.9 > max(runs["fedavg"]) + 0.02
 
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
     """The path of Flower's clients: own rows, own folder, state that outlives the process; two rounds."""
-    from sordina.federated.engines.home import Home
-    from sordina.federated.engines.letters import parcel_of
-    from sordina.federated.engines.participation import Desk, alone, answer
+    from sordina.federated.flower.client import ClientContext, ClientFolder, alone, answer
+    from sordina.federated.serialization import update_of_arrays
 
     torch.manual_seed(0)
     objective = of_module(networks("mlp"), losses.cross_entropy)
@@ -420,9 +419,11 @@ def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
     sent = zoo.message(objective, len(SIZES), 3)
     here = InProcess(population)
     for number in range(2):
-        call = Call(sent, None, Order(9, number))
+        call = RoundRequest(sent, None, RowOrder(9, number))
         parcels, _ = here.apart(side, call, np.arange(len(SIZES)), np.random.default_rng(0))
         for client in (2, 5):
-            desk = Desk(side, partial(alone, *rows_of(population, client), client), Home(tmp_path / str(client)))
-            parcel = parcel_of(answer(desk, call, 1, client))
+            desk = ClientContext(
+                side, partial(alone, *rows_of(population, client), client), ClientFolder(tmp_path / str(client))
+            )
+            parcel = update_of_arrays(answer(desk, call, 1, client))
             assert torch.allclose(parcel.vectors, parcels[client].vectors, atol=1e-9, rtol=0)

@@ -9,11 +9,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.supercore.task_identity import TaskIdentity
 
-from sordina.federated.engines.array_format import decode, encode
-from sordina.federated.engines.client_app import client_app
-from sordina.federated.engines.flower import Flower
-from sordina.federated.engines.home import Home
-from sordina.federated.engines.participation import Desk, alone
+from sordina.federated.flower.client import ClientContext, ClientFolder, alone
+from sordina.federated.flower.client_app import client_app
+from sordina.federated.flower.engine import Flower
+from sordina.federated.serialization import decode, encode
 
 
 def crossed(content):
@@ -85,7 +84,7 @@ def fleet(side, population, folder, *, limit=None, policy=None, seed=None, run=7
 
         def desk(instruction, context, x=x, y=y, number=number):
             rows = lambda: alone(x, y, instruction.client)  # noqa: E731
-            return Desk(side, rows, Home(folder / str(number)), limit, policy, seed)
+            return ClientContext(side, rows, ClientFolder(folder / str(number)), limit, policy, seed)
 
         apps[100 + number] = client_app(desk)
     grid = DoubleGrid(apps, run, tamper)
@@ -111,10 +110,10 @@ def instruction_for(method, engine, client=0, number=0):
     """The server's message to one client, for a first round from zero."""
     import torch
 
-    from sordina.federated.engines.engine import Call
-    from sordina.federated.engines.records import instruct
-    from sordina.federated.order import Order
+    from sordina.federated.engines.engine import RoundRequest
+    from sordina.federated.flower.records import instruct
+    from sordina.federated.population import RowOrder
 
     sent = method.strategy.configure(method.strategy.init(torch.zeros(2, 2, dtype=torch.float64)))
-    content = crossed(instruct(Call(sent, method.placement.start(2), Order(1, number)), client))
+    content = crossed(instruct(RoundRequest(sent, method.placement.start(2), RowOrder(1, number)), client))
     return Message(content, 100 + client, "train")

@@ -23,14 +23,14 @@ from torch import nn
 from sordina.accounting import Gaussian, Repeated, accountant
 from sordina.errors import InvalidInput
 from sordina.federated import losses
-from sordina.federated.client_policy import ClientPolicy
-from sordina.federated.engines.deployment import client_app, recipe_of
-from sordina.federated.engines.engine import Call
-from sordina.federated.engines.home import Home
-from sordina.federated.engines.records import instruct
+from sordina.federated.engines.engine import RoundRequest
+from sordina.federated.flower.client import ClientFolder
+from sordina.federated.flower.client_policy import ClientPolicy
+from sordina.federated.flower.deployment import client_app, recipe_of
+from sordina.federated.flower.records import instruct
 from sordina.federated.objective import of_module
-from sordina.federated.order import Order
-from sordina.types import Adjacency
+from sordina.federated.population import RowOrder
+from sordina.privacy import Adjacency
 
 _spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
 double = importlib.util.module_from_spec(_spec)
@@ -66,7 +66,7 @@ def ask(home, config, *, number=0, run=7, client=0, read=rows, order=1, sent=Non
     if recipe.placed == "central":
         method, _ = recipe.setup(config["clients"]).method(of_module(nn.Linear(2, 1), losses.mse))
         privacy = method.placement.start(PARAMETERS)
-    content = instruct(Call(sent, privacy, Order(order, number)), client)
+    content = instruct(RoundRequest(sent, privacy, RowOrder(order, number)), client)
     if change is not None:
         change(content)
     double.DoubleGrid({}, run)
@@ -127,7 +127,7 @@ def test_less_privacy_or_more_work_than_the_client_accepts_is_withheld(local, as
     started = time.process_time()
     assert set(ask(local, CONFIG | asked)) == {"withheld"}
     assert time.process_time() - started < 5
-    assert Home(local).total().participations == 0
+    assert ClientFolder(local).total().participations == 0
 
 
 def test_a_run_with_less_noise_than_the_budget_allows_is_withheld(local):
@@ -147,7 +147,7 @@ def test_one_account_over_runs_at_different_multipliers(local):
     multiplier = sum(1 / z**2 for z in spent) ** -0.5
     total = accountant("pld").epsilon(Gaussian(multiplier), 1e-5, Adjacency.REPLACE_ONE)
     assert total <= 3.0
-    assert Home(local).total().leakage.epsilon(1e-5) == pytest.approx(total)
+    assert ClientFolder(local).total().leakage.epsilon(1e-5) == pytest.approx(total)
 
 
 def test_one_account_over_radii_and_multipliers(metric):
@@ -158,7 +158,7 @@ def test_one_account_over_radii_and_multipliers(metric):
         if "vectors" in ask(metric, METRIC | {"radius": f"public:{radius}", "noise": nu}, run=run):
             leaked += PARAMETERS / nu / radius * 0.5
     assert 1.0 < leaked <= 2.0
-    assert float(Home(metric).total().leakage.per_distance) * 0.5 == pytest.approx(leaked)
+    assert float(ClientFolder(metric).total().leakage.per_distance) * 0.5 == pytest.approx(leaked)
 
 
 @pytest.mark.parametrize("radius", ["public:0.1", "public:1e30", "update"])
@@ -191,7 +191,7 @@ def test_numbers_of_the_server_cost_the_client_no_memory(local):
 )  # fmt: skip
 def test_other_models_than_the_runs_own_are_not_trained(local, sent):
     assert set(ask(local, CONFIG, sent=sent)) == {"rejected"}
-    assert Home(local).total().participations == 0
+    assert ClientFolder(local).total().participations == 0
 
 
 def test_more_numbers_than_the_policy_says_are_withheld(tmp_path):
@@ -236,7 +236,7 @@ def test_a_client_that_cannot_train_answers_like_any_other(config, read, tmp_pat
     assert answer["vectors"].dtype == ordinary["vectors"].dtype
     assert np.isfinite(answer["vectors"]).all()
     assert (answer["vectors"] != 0).any()  # noise on its grid is exactly 0 in one of some hundred places
-    assert Home(ill).total() == Home(sane).total()
+    assert ClientFolder(ill).total() == ClientFolder(sane).total()
     assert not any("Maria" in record.getMessage() and record.levelno < logging.ERROR for record in caplog.records)
 
 
@@ -270,7 +270,7 @@ def test_participations_of_one_run_stay_within_its_plan(local):
     config = CONFIG | {"rounds": 2}
     answers = [set(ask(local, config, number=k)) for k in range(4)]
     assert answers == [{"vectors"}, {"vectors"}, {"withheld"}, {"withheld"}]
-    assert Home(local).total().leakage.epsilon(1e-5) <= 3.0
+    assert ClientFolder(local).total().leakage.epsilon(1e-5) <= 3.0
     event = Repeated(Gaussian(multiplier_of(config)), 2)
     claimed = accountant("pld").epsilon(event, 1e-5, Adjacency.REPLACE_ONE)
-    assert Home(local).total().leakage.epsilon(1e-5) == pytest.approx(claimed, rel=1e-6)
+    assert ClientFolder(local).total().leakage.epsilon(1e-5) == pytest.approx(claimed, rel=1e-6)

@@ -27,12 +27,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import nn
 
 from sordina.federated import losses
-from sordina.federated.engines.home import Home
-from sordina.federated.engines.participation import alone
+from sordina.federated.flower.app_template import write
+from sordina.federated.flower.client import ClientFolder, alone
 from sordina.federated.objective import of_module
-from sordina.federated.order import Order
-from sordina.federated.recipe import Recipe
-from sordina.federated.scaffold import write
+from sordina.federated.population import RowOrder
+from sordina.federated.recipe import FederatedRecipe
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +61,8 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from {package} import task
-from sordina.federated.engines.array_format import decode
-from sordina.federated.engines.deployment import client_app
+from sordina.federated.serialization import decode
+from sordina.federated.flower.deployment import client_app
 
 inner = client_app(task)
 app = ClientApp()
@@ -95,8 +94,8 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from {package} import task
-from sordina.federated.engines.array_format import decode
-from sordina.federated.engines.deployment import client_app
+from sordina.federated.serialization import decode
+from sordina.federated.flower.deployment import client_app
 
 inner = client_app(task)
 app = ClientApp()
@@ -257,7 +256,7 @@ class Fleet:
         ]
 
     def account(self, number):
-        home = Home(self.folder / f"home-{number}")
+        home = ClientFolder(self.folder / f"home-{number}")
         return home.total()
 
 
@@ -298,13 +297,13 @@ def fleet(tmp_path):
             fleet.kill(name)
 
 
-METRIC = Recipe(
+METRIC = FederatedRecipe(
     "own", "metric-pfl", 2, "metric", 5.0, "public:0.5", rounds=3, clients_per_round=3, local_rate=0.05, batch=16
 )
-CENTRAL = Recipe(
+CENTRAL = FederatedRecipe(
     "own", "fedavg", 1, "central", epsilon=8.0, threshold=0.25, rounds=2, clients_per_round=3, local_rate=0.05, batch=16
 )
-DISTRIBUTED = Recipe(
+DISTRIBUTED = FederatedRecipe(
     "own", "fedavg", 1, "distributed", epsilon=20.0, delta=1e-3, threshold=0.25, rounds=2, clients_per_round=3,
     local_rate=0.05, batch=16, honest_share=0.67, tolerated_dropout=0.0,
 )  # fmt: skip
@@ -317,7 +316,7 @@ def clear(recipe, one, rows):
     client = int(one["order|client"])
     cohort = alone(torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"]), client)
     sent = {key[5:]: torch.from_numpy(value) for key, value in one.items() if key.startswith("sent|")}
-    order = Order(int(one["order|seed"]), int(one["order|round"]))
+    order = RowOrder(int(one["order|seed"]), int(one["order|round"]))
     outcome, _ = method.work.run(sent, cohort, {}, order)
     return outcome.vectors[0].numpy()
 

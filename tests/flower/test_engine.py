@@ -18,32 +18,28 @@ from torch import nn
 
 from sordina.clipping import Fixed, Quantile
 from sordina.federated import losses
-from sordina.federated.clients.hypotheses import BestModel
-from sordina.federated.clients.scaffold import ScaffoldClient
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+from sordina.federated.algorithms.ifca import BestModel
+from sordina.federated.algorithms.metric_pfl import MetricPflServer
+from sordina.federated.algorithms.registry import NAMES
+from sordina.federated.algorithms.scaffold import ScaffoldClient, ScaffoldServer
 from sordina.federated.compression import Compressed, Quantised, TopK
 from sordina.federated.engines.engine import ClientSide
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.stormy import Stormy
-from sordina.federated.methods import NAMES
+from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.objective import of_module
-from sordina.federated.population import Population
-from sordina.federated.privacy.account import exact
+from sordina.federated.population import Population, SampledClients
+from sordina.federated.privacy.accounts import exact
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.recipe import Recipe
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import Sampled
-from sordina.federated.strategies.mean import AddMean
-from sordina.federated.strategies.metric_pfl import MetricPflServer
-from sordina.federated.strategies.scaffold import ScaffoldServer
-from sordina.federated.weather import Weather
+from sordina.federated.privacy.placement import ClearUpdates
+from sordina.federated.recipe import FederatedRecipe
+from sordina.federated.round import FederatedMethod, federate
+from sordina.plan import make_plan
+from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import make_plan
-from sordina.types import Budget, Unit
 
 _spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
 double = importlib.util.module_from_spec(_spec)
@@ -74,16 +70,20 @@ def plan(rounds=5, clients=4):
 @functools.cache
 def methods():
     f = objective()
-    uniform = Sampled(FixedSize(4, CLIENTS))
+    uniform = SampledClients(FixedSize(4, CLIENTS))
     budgeted = plan()
-    central = Sampled(budgeted.sampler)
+    central = SampledClients(budgeted.sampler)
     return {
-        "fedavg": Method(AddMean(), LocalTraining(f, STEPS), ClearUpdates(), uniform),
-        "scaffold": Method(ScaffoldServer(4 / CLIENTS, 0.05), ScaffoldClient(f, STEPS), ClearUpdates(), uniform),
-        "central": Method(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Fixed(0.5)), central),
-        "central-quantile": Method(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Quantile(0.5)), central),
-        "metric": Method(MetricPflServer(), BestModel(f, STEPS), Metric(5.0, PublicRadius(1.0)), uniform),
-        "local": Method(AddMean(), LocalTraining(f, STEPS), Local.within(Budget(8, 1e-5), 0.5, 3), uniform),
+        "fedavg": FederatedMethod(AddMean(), LocalTraining(f, STEPS), ClearUpdates(), uniform),
+        "scaffold": FederatedMethod(
+            ScaffoldServer(4 / CLIENTS, 0.05), ScaffoldClient(f, STEPS), ClearUpdates(), uniform
+        ),
+        "central": FederatedMethod(AddMean(), LocalTraining(f, STEPS), Central(budgeted, Fixed(0.5)), central),
+        "central-quantile": FederatedMethod(
+            AddMean(), LocalTraining(f, STEPS), Central(budgeted, Quantile(0.5)), central
+        ),
+        "metric": FederatedMethod(MetricPflServer(), BestModel(f, STEPS), Metric(5.0, PublicRadius(1.0)), uniform),
+        "local": FederatedMethod(AddMean(), LocalTraining(f, STEPS), Local.within(Budget(8, 1e-5), 0.5, 3), uniform),
     }
 
 
@@ -120,7 +120,7 @@ def first_vectors(method, engine, seed):
 def test_sanitised_vectors_follow_the_same_law_on_both_engines(tmp_path):
     """The Euclidean Laplace law in n = 2: the noise is n / epsilon = nu r long on average, within 5 standard errors."""
     method = methods()["metric"]
-    quiet = Method(MetricPflServer(), method.work, ClearUpdates(gather=True), method.selection)
+    quiet = FederatedMethod(MetricPflServer(), method.work, ClearUpdates(gather=True), method.selection)
     engines = {
         "in process": lambda seed: InProcess(people()),
         "flower": lambda seed: on_flower(method, tmp_path / str(seed), seed=seed),
@@ -139,7 +139,7 @@ def test_accounts_are_written_at_home_and_no_limit_is_passed(tmp_path):
     method = methods()["metric"]
     engine = on_flower(method, tmp_path, limit=exact(0.8))
     result = go(method, engine, rounds=12)
-    own = [double.Home(tmp_path / str(k)).total().of_run(7) for k in range(CLIENTS)]
+    own = [double.ClientFolder(tmp_path / str(k)).total().of_run(7) for k in range(CLIENTS)]
     assert [account.spent for account in own] == [account.spent for account in engine.accounts]
     assert max(account.spent for account in own) == Fraction(4, 5)
     assert sum(one.answered for one in result.history) == sum(account.participations for account in own)
@@ -150,7 +150,7 @@ def test_an_instruction_that_comes_twice_gets_the_same_answer_and_costs_nothing(
     method = methods()["metric"]
     engine = on_flower(method, tmp_path)
     go(method, engine, rounds=2)
-    home = double.Home(tmp_path / "0")
+    home = double.ClientFolder(tmp_path / "0")
     before = home.total()
     last = [message for message in engine.grid.instructions if message.metadata.dst_node_id == 100][-1]
     said = [reply for node, reply in engine.grid.replies if node == 100][-1]
@@ -165,11 +165,11 @@ def test_an_older_instruction_is_not_followed(tmp_path):
     engine = on_flower(method, tmp_path)
     go(method, engine, rounds=4)
     mine = [message for message in engine.grid.instructions if message.metadata.dst_node_id == 101]
-    before = double.Home(tmp_path / "1").total()
+    before = double.ClientFolder(tmp_path / "1").total()
     assert len(mine) > 1
     packed = arrays(engine.grid.deliver(mine[0]))
     assert set(packed) == {"withheld"}
-    assert double.Home(tmp_path / "1").total() == before
+    assert double.ClientFolder(tmp_path / "1").total() == before
 
 
 def test_a_spend_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
@@ -177,7 +177,7 @@ def test_a_spend_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
     spent = []
 
     def look(self, outcome, state, rng):
-        spent.append(double.Home(tmp_path / "0").total().of_run(7).spent)
+        spent.append(double.ClientFolder(tmp_path / "0").total().of_run(7).spent)
         raise RuntimeError("the process dies here, and its words quote 42.0 of the data")
 
     engine = on_flower(method, tmp_path)
@@ -189,7 +189,7 @@ def test_a_spend_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch):
     assert set(reply.content) == {"letter"}
     monkeypatch.undo()
     engine.grid.deliver(instruction)
-    assert double.Home(tmp_path / "0").total().of_run(7).spent == Fraction(4, 5), "a second draw is paid for"
+    assert double.ClientFolder(tmp_path / "0").total().of_run(7).spent == Fraction(4, 5), "a second draw is paid for"
 
 
 def arrays(message):
@@ -218,9 +218,13 @@ def test_what_leaves_a_client_is_as_long_as_the_method_says_and_tells_nothing_el
 
 def raw_vectors(method):
     seen = []
-    quiet = Method(MetricPflServer(), method.work, ClearUpdates(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
+    quiet = FederatedMethod(
+        MetricPflServer(), method.work, ClearUpdates(gather=True), SampledClients(FixedSize(CLIENTS, CLIENTS))
+    )
     if not isinstance(method.strategy, MetricPflServer):
-        quiet = Method(AddMean(), method.work, ClearUpdates(gather=True), Sampled(FixedSize(CLIENTS, CLIENTS)))
+        quiet = FederatedMethod(
+            AddMean(), method.work, ClearUpdates(gather=True), SampledClients(FixedSize(CLIENTS, CLIENTS))
+        )
     k = 2 if isinstance(method.strategy, MetricPflServer) else 1
     models = torch.from_numpy(np.random.default_rng(1).standard_normal((k, 2)))
     federate(
@@ -315,7 +319,7 @@ def test_a_damaged_account_or_memory_stops_the_client_not_the_run(tmp_path):
 
 def test_a_message_is_not_of_our_making(tmp_path):
     from sordina.errors import InvalidInput
-    from sordina.federated.engines.records import read
+    from sordina.federated.flower.records import read
 
     with pytest.raises(InvalidInput, match="not of Sordina's making"):
         read(RecordDict({"order": ConfigRecord({"seed": 1})}))
@@ -327,9 +331,9 @@ def test_a_message_is_not_of_our_making(tmp_path):
 def test_hostile_weather_is_the_same_on_both_engines(tmp_path):
     """Who falls silent, is late or is turned away, and what that leaves of the models, without noise of clients."""
     method = methods()["fedavg"]
-    weather = Weather(dropout=0.3, late=0.2, hostile={0: "nan", 1: "huge", 2: "replay", 3: "impostor"}, seed=4)
-    here = go(method, Stormy(InProcess(people()), weather), rounds=8)
-    there = go(method, Stormy(on_flower(method, tmp_path), weather), rounds=8)
+    weather = FaultInjection(dropout=0.3, late=0.2, hostile={0: "nan", 1: "huge", 2: "replay", 3: "impostor"}, seed=4)
+    here = go(method, FaultInjectingEngine(InProcess(people()), weather), rounds=8)
+    there = go(method, FaultInjectingEngine(on_flower(method, tmp_path), weather), rounds=8)
     assert torch.allclose(here.models, there.models, atol=1e-6, rtol=0)
     facts = [
         [(one.answered, one.dropped, sorted((r.sender, r.reason) for r in one.refused)) for one in result.history]
@@ -348,13 +352,13 @@ def test_compressed_letters_cross_and_cost_fewer_bytes(codec, tmp_path):
     result = go(small, engine)
     assert sum(one.answered for one in result.history) == 20
     assert all(arrays(reply)["vectors"].dtype == np.uint8 for _, reply in engine.grid.replies)
-    own = double.Home(tmp_path / "0").total()
+    own = double.ClientFolder(tmp_path / "0").total()
     assert own.participations == engine.accounts[0].participations > 0, "one account, compressed or not"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_named_method_gives_the_same_models_on_both_engines(name, tmp_path):
-    recipe = Recipe("own", name, privacy="none", rounds=3, clients_per_round=4, local_rate=0.05, batch=3)
+    recipe = FederatedRecipe("own", name, privacy="none", rounds=3, clients_per_round=4, local_rate=0.05, batch=3)
     method, _ = recipe.setup(CLIENTS).method(objective())
     here, there = (
         go(method, InProcess(people()), 3, k=recipe.models),

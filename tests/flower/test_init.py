@@ -47,15 +47,15 @@ def test_flower_accepts_the_app_and_both_halves_load(tmp_path, capsys, monkeypat
     pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
     from flwr.cli.config_utils import load_and_validate
 
-    from sordina.federated.engines.deployment import recipe_of
-    from sordina.federated.recipe import Recipe
+    from sordina.federated.flower.deployment import recipe_of
+    from sordina.federated.recipe import FederatedRecipe
 
     code, _, err = call(capsys, monkeypatch, "init", str(tmp_path / "fleet"), "--rounds", "3", "--radius", "public:1")
     assert code == 0, err
     config, warnings = load_and_validate(tmp_path / "fleet" / "pyproject.toml")
     assert not warnings
     written = recipe_of(config["tool"]["flwr"]["app"]["config"])
-    asked = Recipe(
+    asked = FederatedRecipe(
         "own",
         "metric-pfl",
         privacy="metric",
@@ -98,8 +98,8 @@ def test_nothing_is_installed_that_cannot_be(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("privacy", ["metric", "local", "central", "none"])
 def test_the_proposed_policy_accepts_the_app_and_nothing_weaker(privacy, capsys, monkeypatch, tmp_path):
     from sordina.errors import BudgetRefused
-    from sordina.federated.client_policy import ClientPolicy
-    from sordina.federated.engines.deployment import recipe_of
+    from sordina.federated.flower.client_policy import ClientPolicy
+    from sordina.federated.flower.deployment import recipe_of
 
     strategy = "metric-pfl" if privacy == "metric" else "fedavg"
     call(capsys, monkeypatch, "init", str(tmp_path / "app"), "--strategy", strategy, "--privacy", privacy)
@@ -138,11 +138,11 @@ def test_what_could_not_run_is_refused_before_anything_is_written(capsys, monkey
 
 
 def test_a_name_that_would_hide_a_package_gets_another(tmp_path):
-    from sordina.federated.recipe import Recipe
-    from sordina.federated.scaffold import write
+    from sordina.federated.flower.app_template import write
+    from sordina.federated.recipe import FederatedRecipe
 
-    files = write(tmp_path / "numpy", Recipe("own", "fedavg"), clients=2)
+    files = write(tmp_path / "numpy", FederatedRecipe("own", "fedavg"), clients=2)
     assert "numpy_app/task.py" in files
-    files = write(tmp_path / "2026 trial", Recipe("own", "fedavg"), clients=2)
+    files = write(tmp_path / "2026 trial", FederatedRecipe("own", "fedavg"), clients=2)
     assert "app_2026_trial/task.py" in files
     assert all((tmp_path / "2026 trial" / Path(file)).exists() for file in files)

@@ -17,18 +17,16 @@ from torch import nn
 
 from sordina.errors import Unsupported
 from sordina.federated import losses
-from sordina.federated.client_policy import ClientPolicy
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.clients.work import LocalSteps
-from sordina.federated.engines.inprocess import InProcess
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.flower.client_policy import ClientPolicy
 from sordina.federated.objective import of_module
-from sordina.federated.population import Population
+from sordina.federated.population import ClientsInTurn, Population
 from sordina.federated.privacy.distributed import Distributed
-from sordina.federated.recipe import Recipe, run
-from sordina.federated.run import Method, federate
-from sordina.federated.selection import InTurn
-from sordina.federated.strategies.mean import AddMean
-from sordina.types import Budget
+from sordina.federated.recipe import FederatedRecipe, run
+from sordina.federated.round import FederatedMethod, federate
+from sordina.privacy import Budget
 
 _spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
 double = importlib.util.module_from_spec(_spec)
@@ -47,7 +45,7 @@ def parts(width=4, epsilon=1e6):
     objective = of_module(nn.Linear(width, 1).double(), losses.named("mse"))
     placement = Distributed.within(Budget(epsilon, 1e-3), CLIENTS, ROUNDS, honest_share=0.75, dropout=0.25)
     work = LocalTraining(objective, LocalSteps(0.05, 3))
-    method = Method(AddMean(1.0), work, placement, InTurn(CLIENTS))
+    method = FederatedMethod(AddMean(1.0), work, placement, ClientsInTurn(CLIENTS))
     return method, population, torch.zeros(1, objective.size, dtype=torch.float64)
 
 
@@ -137,7 +135,7 @@ def test_a_client_does_not_unmask_for_a_server_that_says_few_remained(tmp_path):
     from flwr.app.user_config import UserConfig
 
     from sordina.federated.decentralized.secure_aggregation import Aborted, SecureSum
-    from sordina.federated.engines.secure_round import begin, continued
+    from sordina.federated.flower.secure_round import begin, continued
 
     method, _, _ = parts()
     placement = method.placement
@@ -176,7 +174,7 @@ def test_a_policy_believes_in_its_own_share_of_honest_clients():
 
 
 def test_as_a_user_types_it_in_process():
-    recipe = Recipe(
+    recipe = FederatedRecipe(
         "synthetic", "fedavg", privacy="distributed", rounds=3, clients_per_round=20, epsilon=8.0, delta=1e-4, seed=0,
         dropout=0.05, tolerated_dropout=0.2,
     )  # fmt: skip

@@ -19,10 +19,10 @@ from torch import nn
 
 from sordina import federated as fed
 from sordina.auditing import audit_run
-from sordina.federated.client_policy import policy_for
-from sordina.federated.engines.deployment import client_app, recipe_of, server_app
-from sordina.federated.engines.home import Home
-from sordina.federated.engines.registration import distinct_names
+from sordina.federated.flower.client import ClientFolder
+from sordina.federated.flower.client_policy import policy_for
+from sordina.federated.flower.deployment import client_app, recipe_of, server_app
+from sordina.federated.flower.registration import distinct_names
 from sordina.reports import report
 from sordina.run_folder import read_claim
 
@@ -73,7 +73,7 @@ class Town:
         return rows(context.node_id - 100)
 
     def home(self, number):
-        return Home(self.folder / f"home-{number}")
+        return ClientFolder(self.folder / f"home-{number}")
 
     def store(self, name, seed):
         x, y = rows(seed)
@@ -108,7 +108,7 @@ def serve(town):
     logger = logging.getLogger("sordina")
     before, listener = (list(logger.handlers), logger.level, logger.propagate), Listener()
     try:
-        import sordina.federated.engines.deployment as deployment
+        import sordina.federated.flower.deployment as deployment
 
         whole = deployment.talk
         deployment.talk = lambda: (logger.handlers.__setitem__(slice(None), [listener]), logger.setLevel(logging.INFO))
@@ -160,7 +160,7 @@ def test_under_central_privacy_nothing_tells_who_took_part(tmp_path):
 
 def test_record_privacy_with_fedavg_and_a_ledger(tmp_path):
     from sordina.accounting.ledger import Ledger
-    from sordina.types import Budget
+    from sordina.privacy import Budget
 
     Ledger(tmp_path / "books.db").create("patients", Budget(10, 1e-3), unit="record")
     town = Town(tmp_path, strategy="fedavg", privacy="record", epsilon=4.0, records=40, rounds=3, batch=10,

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from sordina.federated import recipe as recipes
 from sordina.federated.data import load
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.simulation import simulated
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.flower.simulation import simulated
 from sordina.federated.problem import Problem
-from sordina.federated.run import federate
+from sordina.federated.round import federate
 
 RECIPES = {
     "fedavg": dict(strategy="fedavg", privacy="none"),
@@ -84,7 +84,7 @@ def test_both_engines_agree_in_every_placement(tmp_path):
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch):
     from sordina.errors import Unsupported
-    from sordina.federated.engines import simulation
+    from sordina.federated.flower import simulation
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="flwr"):
@@ -93,21 +93,21 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch):
 
 def test_an_unknown_engine_is_refused():
     from sordina.errors import InvalidInput
-    from sordina.federated.recipe import Recipe
+    from sordina.federated.recipe import FederatedRecipe
 
     with pytest.raises(InvalidInput, match="unknown engine"):
-        Recipe("synthetic", engine="steam")
+        FederatedRecipe("synthetic", engine="steam")
 
 
 def test_a_client_half_is_published_once(tmp_path):
     from torch import nn
 
     from sordina.federated import losses
-    from sordina.federated.clients.gradient import LocalGradient
+    from sordina.federated.algorithms.fedavg import LocalGradient
     from sordina.federated.engines.engine import ClientSide
-    from sordina.federated.engines.simulation import Stage
+    from sordina.federated.flower.simulation import Stage
     from sordina.federated.objective import of_module
-    from sordina.federated.privacy.nothing import ClearUpdates
+    from sordina.federated.privacy.placement import ClearUpdates
 
     work = LocalGradient(of_module(nn.Linear(2, 1).to(torch.float64), losses.mse))
     one, other = ClearUpdates(), ClearUpdates(gather=True)
@@ -139,8 +139,8 @@ def test_a_killed_simulation_leaves_no_row_on_any_disk(tmp_path, short_folder):
     """The rows of the synthetic clients are known by their seed, so that they can be looked for, byte for byte."""
     import os
 
-    from sordina import randomness
-    from sordina.federated.recipe import Recipe
+    from sordina import random
+    from sordina.federated.recipe import FederatedRecipe
 
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
@@ -150,8 +150,8 @@ def test_a_killed_simulation_leaves_no_row_on_any_disk(tmp_path, short_folder):
     with said.open("w") as out:
         done = subprocess.run([sys.executable, str(script)], stdout=out, stderr=out, timeout=120, env=env)
     assert done.returncode == -9, said.read_text()[-3000:]
-    recipe = Recipe("synthetic", options={"clients": 6, "validation": 4}, seed=7)
-    problem = recipe.problem(randomness.generator(7))
+    recipe = FederatedRecipe("synthetic", options={"clients": 6, "validation": 4}, seed=7)
+    problem = recipe.problem(random.generator(7))
     needles = [row.numpy().tobytes() for row in problem.train.x[:20]]
     found = []
     for path in scratch.rglob("*"):
@@ -161,7 +161,7 @@ def test_a_killed_simulation_leaves_no_row_on_any_disk(tmp_path, short_folder):
     assert not found
     left = list(scratch.glob("sordina-simulation-*"))
     assert all(one.stat().st_mode & 0o077 == 0 for one in left)
-    from sordina.federated.engines import simulation
+    from sordina.federated.flower import simulation
 
     before = simulation.tempfile.tempdir
     simulation.tempfile.tempdir = str(scratch)
@@ -176,7 +176,7 @@ def test_rows_travel_by_reference_and_wait_until_ray_runs(monkeypatch):
     """A put before Flower has started Ray would start another one."""
     from types import SimpleNamespace
 
-    from sordina.federated.engines.simulation import SharedRows
+    from sordina.federated.flower.simulation import SharedRows
     from sordina.federated.population import Population
 
     asked, store = [], []

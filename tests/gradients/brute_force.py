@@ -32,8 +32,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sordina.clipping import Fixed, arrange
 from sordina.errors import SordinaError
 from sordina.gradients import Engine
-from sordina.seam import VectorQuery
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
+from sordina.queries import VectorQuery
 
 Losses = Callable[[nn.Module, Any], Tensor]
 SLACK = 1e-5

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from sordina.gradients import calls, removal
+from sordina.gradients import _calls, removal
 
 
 @pytest.fixture(autouse=True)
 def same_chance(monkeypatch):
     """The engine draws what it looks at, and when, from the operating system; here it draws the same every time."""
     chance = Random(0)
-    for module in (removal, calls):
+    for module in (removal, _calls):
         monkeypatch.setattr(module, "CHANCE", chance)

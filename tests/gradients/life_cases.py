@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import sordina as sd
 from sordina.errors import SordinaError
 from sordina.gradients import Engine
-from sordina.seam import VectorQuery
+from sordina.queries import VectorQuery
 
 X = draw(5, 4)
 

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 
 from sordina.clipping import Automatic, Fixed, Online
 from sordina.gradients import Engine
-from sordina.seam import VectorQuery
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
+from sordina.queries import VectorQuery
 
 
 class Twice(nn.Module):

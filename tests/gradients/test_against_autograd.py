@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sordina.gradients import Engine
-from sordina.seam import ScalarQuery, VectorQuery
+from sordina.queries import ScalarQuery, VectorQuery
 
 B = 5
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 import sordina as sd
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
-from sordina.seam import VectorQuery
+from sordina.queries import VectorQuery
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

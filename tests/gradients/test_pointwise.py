@@ -11,8 +11,8 @@ from torch import nn
 from sordina.clipping import Fixed, Online
 from sordina.gradients import Engine
 from sordina.gradients.explicit import MatrixTape
+from sordina.queries import VectorQuery
 from sordina.sampling import PADDING
-from sordina.seam import VectorQuery
 from sordina.training.batches import split
 
 POISONS = (float("nan"), float("inf"), 3.4e38)

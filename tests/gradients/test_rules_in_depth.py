@@ -9,8 +9,8 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sordina.gradients import Engine
-from sordina.gradients.removal import Schedule
-from sordina.seam import VectorQuery
+from sordina.gradients.removal import RemovalSchedule
+from sordina.queries import VectorQuery
 
 B = 5
 
@@ -301,7 +301,7 @@ def test_one_forward_and_one_backward_pass_per_step_whatever_is_asked(monkeypatc
     x = torch.randn(6, 4)
     with Engine(model) as engine:
         engine.record(loss(model(x)))
-        monkeypatch.setattr(Schedule, "due", lambda schedule: False)
+        monkeypatch.setattr(RemovalSchedule, "due", lambda schedule: False)
         Counting.forwards = Counting.backwards = 0
         for count in (1, 2, 3):
             tape = engine.record(loss(model(x)))

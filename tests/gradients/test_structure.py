@@ -16,9 +16,9 @@ from torch import nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
-from sordina.gradients.removal import Schedule
+from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing, Truth
-from sordina.seam import VectorQuery
+from sordina.queries import VectorQuery
 
 WIDTH, TOKENS = 4, 3
 
@@ -495,7 +495,7 @@ def test_a_layer_that_first_shows_in_a_later_batch_is_not_lost(monkeypatch):
     large[2] *= 100
     with Engine(model) as engine:
         engine.record(squares(model, x))
-        monkeypatch.setattr(Schedule, "due", lambda schedule: False)
+        monkeypatch.setattr(RemovalSchedule, "due", lambda schedule: False)
         tape = engine.record(squares(model, large))
         norms, total = tape.scalars().norms, tape.contract([VectorQuery(torch.ones(5, dtype=torch.float64))])[0]
     rows = []
@@ -571,7 +571,7 @@ def test_a_weight_that_is_used_once_more_in_a_later_batch_is_not_lost(monkeypatc
     model, x = Tied().double(), draw(5, WIDTH)
     with Engine(model) as engine:
         engine.record(squares(model, x))
-        monkeypatch.setattr(Schedule, "due", lambda schedule: False)
+        monkeypatch.setattr(RemovalSchedule, "due", lambda schedule: False)
         for _ in range(3):
             norms = engine.record(squares(model, x)).scalars().norms
     alone = [torch.autograd.grad(squares(model, row[None]).sum(), list(model.parameters())) for row in x]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sordina.accounting import PureDP, Repeated
+from sordina.privacy import Adjacency, Trust
 from sordina.random import secure, seeded
 from sordina.statistics.local import (
     MEANS,
@@ -21,7 +22,6 @@ from sordina.statistics.local import (
     Memoised,
     mean_protocol,
 )
-from sordina.types import Adjacency, Trust
 
 PEOPLE = 500
 

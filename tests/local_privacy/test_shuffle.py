@@ -13,10 +13,10 @@ from sordina.accounting import Account, Composed, PureDP, Repeated, Shuffled, ac
 from sordina.accounting.ledger import Ledger
 from sordina.accounting.shuffled import ShufflePair, shuffle_loss
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
+from sordina.privacy import Adjacency, Budget, Trust
 from sordina.random import seeded
 from sordina.statistics.local import GRR, OUE, Frequency, GaussianVector, Memoised
 from sordina.statistics.shuffle import ShuffledAnswers, answer_epsilon, shuffled_frequency
-from sordina.types import Adjacency, Budget, Trust
 
 REPLACE = Adjacency.REPLACE_ONE
 PLD = accountant("pld")

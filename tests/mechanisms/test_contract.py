@@ -15,16 +15,16 @@ from sordina.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
     Exponential,
-    Gaussian,
-    Laplace,
+    GaussianMechanism,
+    LaplaceMechanism,
     MetricLaplace,
     RandomizedResponse,
     SparseVector,
 )
-from sordina.randomness import seeded
-from sordina.types import Adjacency, Guarantee, Trust, Unit
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit
+from sordina.random.generators import seeded
 
-REAL = [Laplace(1, 1.0), Gaussian(1, 1.0, 1e-5), MetricLaplace(1.0)]
+REAL = [LaplaceMechanism(1, 1.0), GaussianMechanism(1, 1.0, 1e-5), MetricLaplace(1.0)]
 INTEGER = [DiscreteLaplace(1, 1.0), DiscreteGaussian(1, 1.0, 1e-5), RandomizedResponse(1.0, 10)]
 CHOOSING = [Exponential(1.0, 1.0), SparseVector(1.0, 1.0, threshold=2.0)]
 EVERY = REAL + INTEGER + CHOOSING
@@ -81,11 +81,11 @@ def test_two_answers_may_be_booleans():
     assert mechanism.release(torch.tensor([True, False])).dtype == torch.bool
 
 
-@pytest.mark.parametrize("mechanism", [Laplace(1, 1.0), Gaussian(1, 1.0, 1e-5)], ids=name)
+@pytest.mark.parametrize("mechanism", [LaplaceMechanism(1, 1.0), GaussianMechanism(1, 1.0, 1e-5)], ids=name)
 def test_nothing_is_nothing_and_the_largest_float_stays_finite(mechanism):
     assert mechanism.release(np.zeros((0, 3))).shape == (0, 3)
     assert np.isfinite(mechanism.release(1.7e308))
-    assert np.isfinite(Laplace(1e4, 0.1).release(np.zeros(100, np.float16))).all()
+    assert np.isfinite(LaplaceMechanism(1e4, 0.1).release(np.zeros(100, np.float16))).all()
 
 
 @pytest.mark.parametrize("mechanism", EVERY, ids=name)
@@ -113,16 +113,18 @@ def test_parameters_are_public_and_frozen(mechanism):
 
 def test_guarantees():
     terms = {"adjacency": "replace-one", "unit": "user", "trust": "local"}
-    assert Laplace(1, 2, **terms).guarantee == Guarantee(2.0, 0.0, Adjacency.REPLACE_ONE, Unit.USER, Trust.LOCAL)
-    assert Gaussian(1, 2, 1e-6).guarantee == Guarantee(2.0, 1e-6)
+    assert LaplaceMechanism(1, 2, **terms).guarantee == Guarantee(
+        2.0, 0.0, Adjacency.REPLACE_ONE, Unit.USER, Trust.LOCAL
+    )
+    assert GaussianMechanism(1, 2, 1e-6).guarantee == Guarantee(2.0, 1e-6)
     assert DiscreteGaussian(1, 2, 1e-6).guarantee == Guarantee(2.0, 1e-6)
     assert RandomizedResponse(2).guarantee == Guarantee(2.0, 0.0, Adjacency.REPLACE_ONE, Unit.RECORD, Trust.LOCAL)
     assert MetricLaplace(2).guarantee == Guarantee(2.0, 0.0, Adjacency.REPLACE_ONE, Unit.RECORD, Trust.METRIC)
 
 
 def test_events():
-    assert Laplace(3, 0.5).event() == events.Laplace(2.0)
-    assert Gaussian(3, 0.5, 1e-5).event() == events.Gaussian(Gaussian(1, 0.5, 1e-5).noise_multiplier)
+    assert LaplaceMechanism(3, 0.5).event() == events.Laplace(2.0)
+    assert GaussianMechanism(3, 0.5, 1e-5).event() == events.Gaussian(GaussianMechanism(1, 0.5, 1e-5).noise_multiplier)
     for mechanism in (DiscreteLaplace(3, 0.5), Exponential(3, 0.5), SparseVector(3, 0.5, 0), RandomizedResponse(0.5)):
         assert mechanism.event() == events.PureDP(0.5)
     discrete = DiscreteGaussian(3, 0.5, 1e-5)

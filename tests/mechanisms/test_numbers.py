@@ -15,16 +15,16 @@ from sordina.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
     Exponential,
-    Gaussian,
-    Laplace,
+    GaussianMechanism,
+    LaplaceMechanism,
     MetricLaplace,
     RandomizedResponse,
     SparseVector,
 )
 from sordina.mechanisms.discrete import zcdp_log_delta
+from sordina.mechanisms.exact import DyadicGrid
 from sordina.mechanisms.gaussian import analytic_multiplier, gaussian_delta
-from sordina.mechanisms.grid import Grid
-from sordina.randomness import seeded
+from sordina.random.generators import seeded
 
 
 def true_delta(epsilon, multiplier):
@@ -53,9 +53,9 @@ def test_a_delta_too_small_to_write_down_is_not_called_zero():
 
 
 def test_analytic_beats_classical_and_classical_is_the_formula():
-    classical = Gaussian(2.0, 0.5, 1e-5, calibration="classical")
+    classical = GaussianMechanism(2.0, 0.5, 1e-5, calibration="classical")
     assert classical.sigma == pytest.approx(math.sqrt(2 * math.log(1.25e5)) * 2 / 0.5)
-    assert Gaussian(2.0, 0.5, 1e-5).sigma < classical.sigma
+    assert GaussianMechanism(2.0, 0.5, 1e-5).sigma < classical.sigma
     assert float(true_delta(0.5, classical.noise_multiplier)) < 1e-5
 
 
@@ -66,7 +66,7 @@ def test_histogram_of_names():
     """
     slide = math.sqrt(4 * math.log(1.25e9) * math.log(10_000 / 0.01))
     assert round(slide) == 34
-    mechanism = Gaussian(sensitivity=1, epsilon=1, delta=1e-9)
+    mechanism = GaussianMechanism(sensitivity=1, epsilon=1, delta=1e-9)
     bound = mechanism.error_bound(0.99, size=10_000)
     assert bound < 34
     counts = np.arange(10_000) % 500
@@ -107,7 +107,7 @@ def test_discrete_laplace_probabilities(scale):
 
 
 def test_densities_integrate_to_one():
-    laplace, gaussian = Laplace(2, 0.5), Gaussian(2, 0.5, 1e-5)
+    laplace, gaussian = LaplaceMechanism(2, 0.5), GaussianMechanism(2, 0.5, 1e-5)
     for mechanism, far in ((laplace, 200), (gaussian, 200)):
         total = quad(lambda x, m=mechanism: m.density(x, 3.0), -far, 3.0)[0]
         assert 2 * total == pytest.approx(1, abs=1e-6)
@@ -122,7 +122,7 @@ def test_metric_density_integrates_to_one(n):
         lambda r: surface * r ** (n - 1) * math.exp(mechanism.log_density([r] + [0] * (n - 1), [0] * n)), 0, 200
     )
     assert total[0] == pytest.approx(1, abs=1e-7)
-    assert mechanism.log_density([2.0], [5.0]) == pytest.approx(math.log(Laplace(1, 0.7).density(2.0, 5.0)))
+    assert mechanism.log_density([2.0], [5.0]) == pytest.approx(math.log(LaplaceMechanism(1, 0.7).density(2.0, 5.0)))
 
 
 def test_metric_constants_in_high_dimension():
@@ -185,29 +185,31 @@ def test_sparse_vector_gives_at_most_its_limit():
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])
 def test_the_grid_pays_for_its_rounding(size, epsilon):
     """The scale drawn covers the sensitivity after rounding, and exceeds the nominal one by less than stated."""
-    laplace = Laplace(3.0, epsilon)
-    grid = Grid.under(laplace.scale)
+    laplace = LaplaceMechanism(3.0, epsilon)
+    grid = DyadicGrid.under(laplace.scale)
     drawn = laplace._units(grid, size) * grid.step
     assert (3.0 + size * grid.step) / drawn <= epsilon
     assert drawn / laplace.scale < 1 + 2.0**-39 * (size / epsilon + 1)
-    gaussian = Gaussian(3.0, epsilon, 1e-6)
-    grid = Grid.under(gaussian.sigma)
+    gaussian = GaussianMechanism(3.0, epsilon, 1e-6)
+    grid = DyadicGrid.under(gaussian.sigma)
     drawn = gaussian._units(grid, size) * grid.step
     assert drawn / (3.0 + math.sqrt(size) * grid.step) >= gaussian.noise_multiplier
     assert drawn / gaussian.sigma < 1 + 2.0**-39 * (math.sqrt(size) * gaussian.noise_multiplier + 1)
 
 
 def test_rounding_moves_no_two_values_apart_by_more_than_a_step():
-    grid, rng = Grid(2.0**-3), seeded(9)
+    grid, rng = DyadicGrid(2.0**-3), seeded(9)
     x = np.concatenate([rng.normal(size=1000) * 10.0**k for k in (-20, 0, 5, 40, 300)])
     y = x + rng.normal(size=x.size)
     assert (np.abs(grid.round(x) - grid.round(y)) * grid.step <= np.abs(x - y) + grid.step).all()
     with pytest.raises(InvalidInput):
-        Grid.under(1e300)
+        DyadicGrid.under(1e300)
 
 
 def test_bounds_of_the_textbook():
-    assert Laplace(1, 0.5).error_bound(0.95) == pytest.approx(2 * math.log(20))
-    assert Gaussian(1, 1, 1e-5).error_bound(0.95) == pytest.approx(1.959964 * Gaussian(1, 1, 1e-5).sigma, rel=1e-6)
+    assert LaplaceMechanism(1, 0.5).error_bound(0.95) == pytest.approx(2 * math.log(20))
+    assert GaussianMechanism(1, 1, 1e-5).error_bound(0.95) == pytest.approx(
+        1.959964 * GaussianMechanism(1, 1, 1e-5).sigma, rel=1e-6
+    )
     assert Exponential(1, 0.5).error_bound(0.95, 10) == pytest.approx(4 * math.log(200))
     assert MetricLaplace(0.5).error_bound(0.95, 2) == pytest.approx(stats.gamma(2, scale=2).ppf(0.95), rel=1e-5)

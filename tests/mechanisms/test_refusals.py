@@ -13,39 +13,39 @@ from sordina.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
     Exponential,
-    Gaussian,
-    Laplace,
+    GaussianMechanism,
+    LaplaceMechanism,
     MetricLaplace,
     RandomizedResponse,
     SparseVector,
 )
-from sordina.randomness import seeded
+from sordina.random.generators import seeded
 
 NAN, INF = math.nan, math.inf
 REFUSED = {
-    "sensitivity 0": lambda: Laplace(0, 1),
-    "sensitivity negative": lambda: Gaussian(-1, 1, 1e-5),
+    "sensitivity 0": lambda: LaplaceMechanism(0, 1),
+    "sensitivity negative": lambda: GaussianMechanism(-1, 1, 1e-5),
     "sensitivity NaN": lambda: Exponential(NAN, 1),
     "sensitivity infinite": lambda: SparseVector(INF, 1, 0),
-    "sensitivity a word": lambda: Laplace("one", 1),
-    "sensitivity a boolean": lambda: Laplace(True, 1),
+    "sensitivity a word": lambda: LaplaceMechanism("one", 1),
+    "sensitivity a boolean": lambda: LaplaceMechanism(True, 1),
     "sensitivity not whole": lambda: DiscreteLaplace(1.5, 1),
     "sensitivity below 1 for integers": lambda: DiscreteGaussian(0.5, 1, 1e-5),
-    "epsilon 0": lambda: Laplace(1, 0),
+    "epsilon 0": lambda: LaplaceMechanism(1, 0),
     "epsilon negative": lambda: RandomizedResponse(-1),
     "epsilon NaN": lambda: MetricLaplace(NAN),
     "epsilon infinite": lambda: DiscreteLaplace(1, INF),
     "epsilon none": lambda: Exponential(1, None),
     "epsilon below what 63 bits can tell": lambda: RandomizedResponse(1e-19),
-    "delta 0 for a Gaussian": lambda: Gaussian(1, 1, 0),
+    "delta 0 for a Gaussian": lambda: GaussianMechanism(1, 1, 0),
     "delta 0 for a discrete Gaussian": lambda: DiscreteGaussian(1, 1, 0),
-    "delta 1": lambda: Gaussian(1, 1, 1),
+    "delta 1": lambda: GaussianMechanism(1, 1, 1),
     "delta negative": lambda: DiscreteGaussian(1, 1, -1e-5),
-    "delta NaN": lambda: Gaussian(1, 1, NAN),
-    "classical at epsilon 1": lambda: Gaussian(1, 1, 1e-5, calibration="classical"),
-    "unknown calibration": lambda: Gaussian(1, 1, 1e-5, calibration="tight"),
-    "unknown adjacency": lambda: Laplace(1, 1, adjacency="close"),
-    "unknown unit": lambda: Laplace(1, 1, unit="household"),
+    "delta NaN": lambda: GaussianMechanism(1, 1, NAN),
+    "classical at epsilon 1": lambda: GaussianMechanism(1, 1, 1e-5, calibration="classical"),
+    "unknown calibration": lambda: GaussianMechanism(1, 1, 1e-5, calibration="tight"),
+    "unknown adjacency": lambda: LaplaceMechanism(1, 1, adjacency="close"),
+    "unknown unit": lambda: LaplaceMechanism(1, 1, unit="household"),
     "monotonic with replace-one": lambda: Exponential(1, 1, monotonic=True, adjacency="replace-one"),
     "monotonic no boolean": lambda: Exponential(1, 1, monotonic="yes"),
     "limit 0": lambda: SparseVector(1, 1, 0, limit=0),
@@ -54,17 +54,17 @@ REFUSED = {
     "threshold far out": lambda: SparseVector(1, 1, 1e20),
     "one category": lambda: RandomizedResponse(1, 1),
     "temperature 0": lambda: Exponential(1e-300, 1e100),
-    "scale out of range": lambda: Laplace(1e-300, 1e10),
+    "scale out of range": lambda: LaplaceMechanism(1e-300, 1e10),
     "scale out of range for integers": lambda: DiscreteLaplace(1, 1e-15),
-    "value NaN": lambda: Laplace(1, 1).release(NAN),
-    "value infinite": lambda: Gaussian(1, 1, 1e-5).release(np.array([1.0, -INF])),
+    "value NaN": lambda: LaplaceMechanism(1, 1).release(NAN),
+    "value infinite": lambda: GaussianMechanism(1, 1, 1e-5).release(np.array([1.0, -INF])),
     "tensor NaN": lambda: MetricLaplace(1).release(torch.tensor([NAN])),
-    "tensor complex": lambda: Laplace(1, 1).release(torch.ones(2, dtype=torch.complex64)),
-    "tensor of booleans": lambda: Laplace(1, 1).release(torch.ones(2, dtype=torch.bool)),
-    "value a word": lambda: Laplace(1, 1).release("secret"),
-    "value none": lambda: Laplace(1, 1).release(None),
-    "value ragged": lambda: Laplace(1, 1).release([[1.0], [1.0, 2.0]]),
-    "value complex": lambda: Laplace(1, 1).release(1j),
+    "tensor complex": lambda: LaplaceMechanism(1, 1).release(torch.ones(2, dtype=torch.complex64)),
+    "tensor of booleans": lambda: LaplaceMechanism(1, 1).release(torch.ones(2, dtype=torch.bool)),
+    "value a word": lambda: LaplaceMechanism(1, 1).release("secret"),
+    "value none": lambda: LaplaceMechanism(1, 1).release(None),
+    "value ragged": lambda: LaplaceMechanism(1, 1).release([[1.0], [1.0, 2.0]]),
+    "value complex": lambda: LaplaceMechanism(1, 1).release(1j),
     "whole floats for integers": lambda: DiscreteLaplace(1, 1).release(3.0),
     "float tensor for integers": lambda: DiscreteGaussian(1, 1, 1e-5).release(torch.ones(2)),
     "booleans as counts": lambda: DiscreteLaplace(1, 1).release(np.array([True])),
@@ -85,12 +85,12 @@ REFUSED = {
     "rows of nothing": lambda: MetricLaplace(1).release_rows(np.zeros(3)),
     "event without distance": lambda: MetricLaplace(1).event(),
     "distance 0": lambda: MetricLaplace(1).event(0),
-    "confidence 1": lambda: Laplace(1, 1).error_bound(1.0),
+    "confidence 1": lambda: LaplaceMechanism(1, 1).error_bound(1.0),
     "confidence 0": lambda: Exponential(1, 1).error_bound(0.0),
     "confidence negative": lambda: SparseVector(1, 1, 0).error_bound(-0.5),
     "confidence NaN": lambda: MetricLaplace(1).error_bound(NAN),
-    "size 0": lambda: Gaussian(1, 1, 1e-5).error_bound(0.9, 0),
-    "a seed for a generator": lambda: Laplace(1, 1).release(1.0, 42),
+    "size 0": lambda: GaussianMechanism(1, 1, 1e-5).error_bound(0.9, 0),
+    "a seed for a generator": lambda: LaplaceMechanism(1, 1).release(1.0, 42),
 }
 
 
@@ -104,8 +104,8 @@ def test_is_refused_in_one_line(case):
 
 def test_classical_calibration_says_what_to_use():
     with pytest.raises(Unsupported, match="use analytic"):
-        Gaussian(1, 1.0, 1e-5, calibration="classical")
-    assert Gaussian(1, 0.99, 1e-5, calibration="classical").sigma > Gaussian(1, 0.99, 1e-5).sigma
+        GaussianMechanism(1, 1.0, 1e-5, calibration="classical")
+    assert GaussianMechanism(1, 0.99, 1e-5, calibration="classical").sigma > GaussianMechanism(1, 0.99, 1e-5).sigma
 
 
 def test_a_halted_sparse_vector_answers_no_more():

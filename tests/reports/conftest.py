@@ -40,10 +40,10 @@ def metrics(folder, lines):
 
 def audited(folder, claimed, shift):
     """Real scores through the real auditing code: members are ``shift`` standard deviations higher."""
+    from sordina.auditing.audit import AttackResult, Audit
     from sordina.auditing.bounds import TwoRates
-    from sordina.auditing.result import AttackResult, Audit
     from sordina.auditing.scores import Scores
-    from sordina.types import Guarantee
+    from sordina.privacy import Guarantee
 
     rng = np.random.default_rng(7)
     scores = Scores(rng.normal(shift, 1, 150), rng.normal(0, 1, 150))

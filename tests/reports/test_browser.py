@@ -9,8 +9,8 @@ import pytest
 
 from sordina.accounting import Gaussian
 from sordina.accounting.ledger import Ledger
-from sordina.reports import reading, writing
-from sordina.types import Budget
+from sordina.privacy import Budget
+from sordina.reports import reading, rendering
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = """
@@ -43,7 +43,7 @@ def page(tmp_path, private, plain, federation):
     ledger.create("digits", Budget(3, 1e-5))
     ledger.reserve("digits", Gaussian(5.0), what="a query").settle()
     facts = reading.report([private, plain, federation], ledger=tmp_path / "ledger.db")
-    return writing.write(facts, tmp_path / "page").as_uri()
+    return rendering.write(facts, tmp_path / "page").as_uri()
 
 
 def visit(browser, page, *, width=1440, scheme="light", media=""):

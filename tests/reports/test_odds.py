@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sordina.errors import InvalidInput
-from sordina.reports.odds import best_guess, most_found, odds_factor, percent_up, rounded_up
+from sordina.privacy import best_guess, most_found, odds_factor, percent_up, rounded_up
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])

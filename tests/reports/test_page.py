@@ -10,11 +10,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sordina.reports import compare, reading, words
-from sordina.reports.facts import Attack, Claim, Run
-from sordina.reports.page import render
-from sordina.reports.svg import Axis, Chart, Scale, Series, draw, nice_ticks
-from sordina.reports.writing import write
+from sordina.reports import reading, rendering, words
+from sordina.reports.charts import Axis, Chart, Scale, Series, draw, nice_ticks
+from sordina.reports.facts import AttackFacts, Claim, RunFacts
+from sordina.reports.rendering import render, write
 
 VOID = {"meta", "link", "img", "br"}
 
@@ -87,7 +86,7 @@ def test_a_heuristic_is_not_sold_as_a_proof(federation):
     heuristic = replace(run, claim=replace(run.claim, sound=False))
     assert words.badge(heuristic)[1] == "bad"
     assert "at most" not in " ".join(words.answer(heuristic))
-    row = dict(compare.rows((heuristic,)))
+    row = dict(rendering.rows((heuristic,)))
     assert "odds grow at most" not in row
 
 
@@ -99,13 +98,13 @@ def test_the_answer_gives_odds(private):
 
 
 def test_replace_one_asks_another_question():
-    run = Run("r", "train", Claim(True, 1.0, 1e-5, adjacency="replace-one", verified=True))
+    run = RunFacts("r", "train", Claim(True, 1.0, 1e-5, adjacency="replace-one", verified=True))
     assert "which of two candidates" in words.answer(run)[0]
 
 
 def test_a_refuted_claim_alarms(private):
     run = reading.run(private)
-    attack = Attack("canary", 10, 10, math.inf, 1e-5, 0.95, refuted=True, verdict="CLAIM REFUTED by canary")
+    attack = AttackFacts("canary", 10, 10, math.inf, 1e-5, 0.95, refuted=True, verdict="CLAIM REFUTED by canary")
     facts = replace(reading.report([private]), runs=(replace(run, attacks=(attack,)),))
     text = render(facts)
     assert "CLAIM REFUTED by canary" in text
@@ -156,7 +155,7 @@ def test_a_log_scale_keeps_to_its_edges():
 
 
 def test_runs_side_by_side(private, plain):
-    rows = {name: cells for name, *cells in compare.rows(reading.report([private, plain]).runs)}
+    rows = {name: cells for name, *cells in rendering.rows(reading.report([private, plain]).runs)}
     assert rows["verdict"] == ["PRIVATE", "NOT PRIVATE"]
     assert rows["attacker right at most"] == ["95.3 %", "—"]
     assert rows["odds grow at most"] == ["× 20.1", "no limit"]

@@ -9,9 +9,9 @@ import pytest
 from sordina.accounting import Gaussian, Repeated
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
+from sordina.privacy import Budget
 from sordina.reports import reading
 from sordina.reports.facts import Report
-from sordina.types import Budget
 
 
 def test_a_private_training_run(private):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import sordina as sd
 from sordina.cli.main import app
-from sordina.reports import reading, words, writing
+from sordina.reports import reading, rendering, words
 
 CLAIMED = ("CLAIMED, NOT VERIFIED", "care")
 
@@ -31,7 +31,7 @@ def test_a_foreign_model_with_a_number_beside_it_is_a_claim_and_no_more(tmp_path
     badge, run = judged(tmp_path / "foreign")
     assert badge == CLAIMED
     assert "Nobody checked this claim" in words.answer(run)[0]
-    page = writing.write(reading.report([tmp_path / "foreign"]), tmp_path / "out.html").read_text()
+    page = rendering.write(reading.report([tmp_path / "foreign"]), tmp_path / "out.html").read_text()
     assert "CLAIMED, NOT VERIFIED" in page
     assert 'class="badge good"' not in page
 
@@ -97,7 +97,7 @@ def test_a_delta_of_one_in_n_is_warned_of_in_the_answer_and_the_limits(tmp_path)
     finish(tmp_path / "run", PRIVACY | {"delta": 1e-3})
     run = reading.run(tmp_path / "run")
     assert any("WARNING: delta 0.001 is not below 1/1,437" in sentence for sentence in words.answer(run))
-    page = writing.write(reading.report([tmp_path / "run"]), tmp_path / "out.html").read_text()
+    page = rendering.write(reading.report([tmp_path / "run"]), tmp_path / "out.html").read_text()
     assert page.count("WARNING: delta 0.001") >= 2
 
 
@@ -110,4 +110,4 @@ def test_training_and_searching_warn_too(tmp_path):
         assert "WARNING: delta 0.01" in result.output
         (privacy,) = out.rglob("privacy.json")
         assert any("WARNING: delta" in caveat for caveat in json.loads(privacy.read_text())["caveats"])
-    assert sd.types.delta_warning(1e-5, 1437) is None
+    assert sd.privacy.delta_warning(1e-5, 1437) is None

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from sordina.federated.experiments import bounded as experiments
 from sordina.reproduction import Experiment, Job, bounded, federated
+from sordina.reproduction import bounded as experiments
 
 needs_data = pytest.mark.skipif("SORDINA_DATA" not in os.environ, reason="needs the real data")
 

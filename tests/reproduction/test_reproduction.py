@@ -5,9 +5,19 @@ from typer.testing import CliRunner
 
 from sordina.cli.main import app
 from sordina.errors import InvalidInput
-from sordina.reproduction import Curve, Experiment, Findings, Job, Panel, Value, load, names, sensitivity
-from sordina.reproduction.searches import table
-from sordina.reproduction.write import cells, columns, markdown, number, plain, write
+from sordina.reproduction import (
+    Experiment,
+    ExperimentFindings,
+    Job,
+    Panel,
+    PlottedCurve,
+    Value,
+    load,
+    names,
+    sensitivity,
+)
+from sordina.reproduction.experiment import cells, columns, markdown, number, plain, write
+from sordina.reproduction.searches import search_table
 from sordina.tuning import STRATEGIES
 
 CHAPTER_3 = [f"table-3.{number}" for number in (8, 9, 10, 11, 12, 13)]
@@ -54,7 +64,7 @@ def test_a_table_shows_ours_beside_theirs(tmp_path):
         "granularity": 2, "delta": 1e-5, "batch_size": 200, "epochs": 1.0, "validate_every": 3, "seeds": 2,
         "rows": 600, "test_rows": 100, "cells": {"adam-wosm": [{"C": 0.02}]},
     }  # fmt: skip
-    found = table(tiny(tmp_path, **settings))
+    found = search_table(tiny(tmp_path, **settings))
     online, wosm = found.values
     assert (online.reference, online.reference_spread) == (90.0, 1.0)
     assert wosm.reference is None
@@ -95,12 +105,15 @@ def test_pareto_fronts_cost_the_same_everywhere(tmp_path):
 
 
 class TestWriting:
-    FOUND = Findings(
+    FOUND = ExperimentFindings(
         "data",
         [Value({"a": "1"}, 2.0, 0.5, 1.5, None, "note"), Value({"b": "2"}, None)],
         [
             Panel(
-                "t", "x", "y", [Curve("one", [1, 2], [3, 4], [0.1, 0.1]), Curve("one", [1, 2], [3, 5], reference=True)]
+                "t",
+                "x",
+                "y",
+                [PlottedCurve("one", [1, 2], [3, 4], [0.1, 0.1]), PlottedCurve("one", [1, 2], [3, 5], reference=True)],
             )
         ],
         ["remark"],

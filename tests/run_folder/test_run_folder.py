@@ -15,6 +15,7 @@ import pytest
 from sordina import private_files
 from sordina.errors import InvalidInput
 from sordina.journal import BLOCK, Journal, pack
+from sordina.private_files import FolderInUse
 from sordina.run_folder import (
     CHECKPOINT,
     JOURNAL,
@@ -23,7 +24,6 @@ from sordina.run_folder import (
     MODEL_HASH,
     PRIVACY,
     RUN,
-    FolderInUse,
     FolderState,
     HeldReservation,
     RunFolder,

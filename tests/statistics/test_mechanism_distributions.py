@@ -17,14 +17,14 @@ from sordina.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
     Exponential,
-    Gaussian,
-    Laplace,
+    GaussianMechanism,
+    LaplaceMechanism,
     MetricLaplace,
     RandomizedResponse,
     SparseVector,
 )
 from sordina.mechanisms.discrete import VETTED_UP_TO
-from sordina.randomness import secure, seeded
+from sordina.random.generators import secure, seeded
 
 SEEDED, SECURE, PLANTED = 1e-4, 1e-8, 1e-9
 
@@ -58,13 +58,13 @@ def laplace_p(noise, scale):
 
 
 def laplace(wrong, size, rng):
-    noise = Laplace(2.0, 0.7 / wrong).release(np.full(size, 3.25), rng) - 3.25
-    return laplace_p(noise, Laplace(2.0, 0.7).scale)
+    noise = LaplaceMechanism(2.0, 0.7 / wrong).release(np.full(size, 3.25), rng) - 3.25
+    return laplace_p(noise, LaplaceMechanism(2.0, 0.7).scale)
 
 
 def gaussian(wrong, size, rng):
-    right = Gaussian(2.0, 0.7, 1e-6)
-    noise = Gaussian(2.0 * wrong, 0.7, 1e-6).release(np.full(size, -1e3), rng) + 1e3
+    right = GaussianMechanism(2.0, 0.7, 1e-6)
+    noise = GaussianMechanism(2.0 * wrong, 0.7, 1e-6).release(np.full(size, -1e3), rng) + 1e3
     ks = stats.kstest(noise, stats.norm(scale=right.sigma).cdf).pvalue
     return smallest(ks, two_sided(stats.chi2(size), (noise**2).sum() / right.sigma**2))
 

@@ -10,10 +10,10 @@ import torch
 
 from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing, arrange
 from sordina.gradients.explicit import MatrixTape
+from sordina.plan import Plan
+from sordina.privacy import Adjacency, Budget
+from sordina.private_step import PrivateStep
 from sordina.sampling import FixedSize, Poisson
-from sordina.training.plan import Plan
-from sordina.training.step import PrivateStep
-from sordina.types import Adjacency, Budget
 
 SIZE = 200_000
 NU = 0.7

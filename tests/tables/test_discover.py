@@ -8,9 +8,9 @@ import pytest
 
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
+from sordina.privacy import Unit
 from sordina.tables import Schema, complete_privately, draft_schema, plan_discovery
 from sordina.tables.discover import stability_threshold
-from sordina.types import Unit
 
 
 def table(rows=20000):

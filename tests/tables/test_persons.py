@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from sordina.tables import Schema, read_table
-from sordina.tables import files as table_files
+from sordina.tables import readers as table_files
 from sordina.tables.discover import _one_row_each
 from sordina.tables.prepare import person_texts, present_texts, readable_numbers
 

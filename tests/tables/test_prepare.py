@@ -66,9 +66,9 @@ def test_every_source_says_the_same(kind, patients, schema, tmp_path):
 
 def test_pieces_do_not_matter(patients, schema, monkeypatch):
     whole = read_table(patients, schema).inputs
-    monkeypatch.setattr("sordina.tables.files.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("sordina.tables.readers.ROWS_AT_ONCE", 1)
     monkeypatch.setattr(
-        "sordina.tables.files.pieces.__kwdefaults__", {"encoding": "utf-8", "separator": ",", "rows_at_once": 1}
+        "sordina.tables.readers.pieces.__kwdefaults__", {"encoding": "utf-8", "separator": ",", "rows_at_once": 1}
     )
     np.testing.assert_array_equal(whole.numpy(), read_table(patients, schema).inputs.numpy())
 

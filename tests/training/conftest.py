@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from sordina.plan import Plan
+from sordina.privacy import Budget
 from sordina.sampling import Poisson
-from sordina.training.plan import Plan
-from sordina.types import Budget
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sordina.errors import InvalidInput
-from sordina.training.journal import BLOCK, Journal
+from sordina.journal import BLOCK, Journal
 
 
 def test_claims_come_before_steps_and_survive(tmp_path):

@@ -14,7 +14,8 @@ import sordina as sd
 from sordina.accounting.ledger import Status
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.journal import pack
-from sordina.run_folder import CHECKPOINT, JOURNAL, MODEL, PRIVACY, RUN, FolderInUse
+from sordina.private_files import FolderInUse
+from sordina.run_folder import CHECKPOINT, JOURNAL, MODEL, PRIVACY, RUN
 
 
 def trainer(model, **rest):

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from sordina import memory
+from sordina import _memory
 
 FAULTS = """
 import resource, sys
-from sordina.memory import keep_freed
+from sordina._memory import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 import torch
@@ -28,7 +28,7 @@ print(faults())
 
 GROWTH = """
 import sys
-from sordina.memory import bound_cache
+from sordina._memory import bound_cache
 if sys.argv[1] == "bound":
     bound_cache()
 import torch
@@ -63,8 +63,8 @@ def test_a_block_that_was_freed_is_not_asked_for_again():
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    assert memory.keep_freed() is False
+    monkeypatch.setattr(_memory.ctypes, "CDLL", lambda name: object())
+    assert _memory.keep_freed() is False
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
@@ -75,5 +75,5 @@ def test_batches_of_many_sizes_do_not_pile_up():
 
 def test_the_environment_has_the_last_word(monkeypatch):
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
-    memory.bound_cache()
-    assert memory.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    _memory.bound_cache()
+    assert _memory.os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import sordina as sd
 from sordina.clipping import Automatic, Fixed, Online, PerLayer, Quantile
 from sordina.errors import InvalidInput, TrainingFailed
-from sordina.training.private import Private
+from sordina.training.loop import Private
 
 POLICIES = [Fixed(1.0), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
 
@@ -130,7 +130,7 @@ class TestBeforeAnythingIsReserved:
 
     def test_the_model_is_left_as_it_was(self, data, make_model):
         from sordina.training.batches import as_rows
-        from sordina.training.data_checks import check_takes
+        from sordina.training.losses import check_takes
 
         model = nn.Sequential(nn.Dropout(0.5), make_model())
         model[1].eval()
@@ -259,7 +259,7 @@ class TestMapStyle:
                 raise OSError
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        plan = sd.training.plan.make_plan(sd.Budget(6, 1e-5), sd.sampling.Poisson(20, 100), 5)
+        plan = sd.plan.make_plan(sd.Budget(6, 1e-5), sd.sampling.Poisson(20, 100), 5)
         loop = Private(model, optimizer, Gone(data), plan, Fixed(1.0), rng=np.random.default_rng(0))
         assert list(loop) == []
         assert (loop.steps_taken, loop.trained_steps) == (5, 5)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 import sordina as sd
 from sordina.clipping import Online
+from sordina.plan import Plan
+from sordina.privacy import Budget
 from sordina.sampling import Poisson
-from sordina.training.plan import Plan
-from sordina.training.private import Private
-from sordina.types import Budget
+from sordina.training.loop import Private
 
 
 def train() -> tuple[torch.Tensor, int]:

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import sordina as sd
 from sordina.clipping import Fixed, Online
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
+from sordina.privacy import Unit
 from sordina.random import add_gaussian
 from sordina.sampling import Users
-from sordina.training.private import Private
-from sordina.types import Unit
+from sordina.training.loop import Private
 
 
 def private(model, data, plan, **rest):
@@ -137,8 +137,8 @@ def test_users_make_it_user_level(data, make_model):
 
 
 def test_empty_batches_are_steps_too(data, plan, make_model):
+    from sordina.plan import Plan
     from sordina.sampling import Poisson
-    from sordina.training.plan import Plan
 
     rare = Plan(Poisson(0.01, 100), 5, plan.budget, 1.0)
     loop = private(make_model(), data, rare)

@@ -8,7 +8,7 @@ import torch
 from sordina.clipping import Decay
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
-from sordina.training.rate import Start
+from sordina.training.learning_rates import Start
 
 UP, DOWN = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
 

@@ -33,7 +33,7 @@ from sordina.errors import SordinaError
 from sordina.journal import Journal
 from sordina.run_folder import MODEL, MODEL_HASH, PRIVACY, RUN, FolderState, RunFolder, read_json, state_of
 from sordina.training import reservations
-from sordina.training.private import Private
+from sordina.training.loop import Private
 from sordina.training.trainer import Trainer
 
 STEPS, LOUD, QUIET = 4, 6.0, 3.0

@@ -10,7 +10,7 @@ from sordina.accounting import Gaussian, PoissonSampled
 from sordina.clipping import Fixed, Online, PerLayer, Quantile, Sector, arrange
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.explicit import MatrixTape
-from sordina.training.step import PrivateStep
+from sordina.private_step import PrivateStep
 
 
 def matrix(rows: int, size: int = 6, seed: int = 0) -> torch.Tensor:

@@ -12,7 +12,7 @@ import sordina as sd
 from sordina.accounting.ledger import Status
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
-from sordina.training.rate import typical_size
+from sordina.training.learning_rates import typical_size
 
 
 def trainer(model, **rest):

@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 from sordina.cli.main import app
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
-from sordina.tuning.compare import Plan, compare
-from sordina.tuning.live import table
+from sordina.tuning.comparison import ComparisonPlan, compare, table
 from sordina.tuning.selection import Selection
-from sordina.tuning.space import Between, Part
-from sordina.tuning.task import Named, coins
+from sordina.tuning.space import Between, PartOfGrid
+from sordina.tuning.task import NamedTask, coins
 
-TINY = Named("digits", "mlp", batch_size=200, epochs=0.5, hold_out=0.2)
+TINY = NamedTask("digits", "mlp", batch_size=200, epochs=0.5, hold_out=0.2)
 
 
 class TestHoldingOut:
@@ -41,20 +40,20 @@ class TestHoldingOut:
         assert TINY.trainer(0).population == round(0.8 * len(TINY.data().train))
 
     def test_without_a_share_the_test_part_validates(self):
-        train, validation = Named("digits", rows=50, test_rows=20).source()
+        train, validation = NamedTask("digits", rows=50, test_rows=20).source()
         assert (len(train), len(validation)) == (50, 20)
 
     def test_refusals(self, monkeypatch):
         with pytest.raises(InvalidInput, match="share"):
-            Named("digits", hold_out=1.0)
+            NamedTask("digits", hold_out=1.0)
         rows = TensorDataset(torch.zeros(2, 1), torch.zeros(2))
         monkeypatch.setattr("sordina.tuning.task._load", lambda name: Data(name, rows, rows, Task.REGRESSION))
         with pytest.raises(InvalidInput, match="regression task"):
-            Named("rents").data()
+            NamedTask("rents").data()
 
 
 def test_searches_are_compared_and_paid_for_together(tmp_path):
-    plan = Plan(
+    plan = ComparisonPlan(
         TINY, ["online", "automatic"], [3.0], granularity=2, selection=Selection(), method="composition", seed=1
     )
     found = compare(plan, tmp_path)
@@ -70,8 +69,8 @@ def test_searches_are_compared_and_paid_for_together(tmp_path):
 
 
 def test_spaces_of_a_plan():
-    plan = Plan(TINY, [], [], runs=6, cells={"adam-wosm": [{"C": 1.0}]})
-    assert isinstance(plan.space("adam-wosm"), Part)
+    plan = ComparisonPlan(TINY, [], [], runs=6, cells={"adam-wosm": [{"C": 1.0}]})
+    assert isinstance(plan.space("adam-wosm"), PartOfGrid)
     assert plan.space("online").runs == 6
     assert isinstance(plan.space("online").axes["rho"], Between)
     assert plan.space("automatic").runs == 1
@@ -80,7 +79,7 @@ def test_spaces_of_a_plan():
 def test_the_live_table_shows_no_hidden_score(tmp_path):
     from rich.console import Console
 
-    plan = Plan(TINY, ["online"], [3.0], granularity=2, method="composition", seed=1)
+    plan = ComparisonPlan(TINY, ["online"], [3.0], granularity=2, method="composition", seed=1)
     shown = []
     compare(plan, tmp_path, watch=lambda folder: _peek(folder, shown))
     console = Console(width=160, record=True, file=io.StringIO())

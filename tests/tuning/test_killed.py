@@ -17,8 +17,8 @@ from tests.tuning.world import STEPS, conv
 import sordina as sd
 from sordina.accounting import from_dict
 from sordina.errors import InvalidInput
+from sordina.journal import Journal
 from sordina.sampling import Poisson, Users
-from sordina.training.journal import Journal
 from sordina.tuning import Grid, Search
 
 VICTIM = Path(__file__).with_name("victim.py")
@@ -154,4 +154,4 @@ def test_a_search_is_not_resumed_for_other_units(tmp_path, other):
         of(callbacks=(Interrupted(),)).fit(data, data)
     with pytest.raises(InvalidInput, match="belongs to another run"):
         of(**other).fit(data, data, resume=True)
-    assert of().fit(data, data, resume=True).guarantee.unit is sd.types.Unit.USER
+    assert of().fit(data, data, resume=True).guarantee.unit is sd.privacy.Unit.USER

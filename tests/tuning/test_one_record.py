@@ -10,8 +10,8 @@ from tests.tuning.world import STEPS, conv, mlp
 import sordina as sd
 from sordina.accounting import from_dict
 from sordina.errors import InvalidInput
-from sordina.tuning import Grid, Search, decision
-from sordina.tuning.stacked import LinearTape, stackable
+from sordina.tuning import Grid, Search, plan
+from sordina.tuning.batched_runner import LinearTape, stackable
 
 VALUES = (math.nan, math.inf, 3e38)
 
@@ -25,7 +25,7 @@ def search(make, method, **rest):
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("make", "method"), [(mlp, "composition"), (conv, "composition"), (mlp, "random-stopping")])
 def test_a_poisoned_record_changes_nothing_that_shows(tmp_path, train, held_out, monkeypatch, make, method, value):
-    monkeypatch.setattr(decision, "draw_runs", lambda *_: 2)
+    monkeypatch.setattr(plan, "draw_runs", lambda *_: 2)
     x, y = train
     poisoned = x.clone()
     poisoned[:40] = value
@@ -45,7 +45,7 @@ def test_a_stacked_tape_leaves_out_what_is_not_finite():
     norms = tape.scalars().norms
     assert not norms[1].isfinite()
     assert norms[0] >= math.sqrt(3 * 4)
-    sums = tape.contract([sd.seam.VectorQuery(torch.ones(3))])[0]
+    sums = tape.contract([sd.queries.VectorQuery(torch.ones(3))])[0]
     assert torch.isfinite(sums).all()
     assert sums.tolist() == [2.0] * 12
 

@@ -16,10 +16,10 @@ from torch import nn
 import sordina as sd
 from sordina.accounting import from_dict
 from sordina.errors import TrainingFailed, Unsupported
-from sordina.tuning import Grid, Search, decision
+from sordina.tuning import Grid, Search, plan
 from sordina.tuning import search as search_module
-from sordina.tuning.choice import Choice
-from sordina.tuning.secret import INTERNAL, private_randomness
+from sordina.tuning.runner import INTERNAL, private_randomness
+from sordina.tuning.search import ChosenRun
 
 CANDIDATES = 64
 
@@ -48,7 +48,7 @@ def search(make=mlp, **rest):
 
 
 def always(monkeypatch, runs):
-    monkeypatch.setattr(decision, "draw_runs", lambda stop, rng: runs)
+    monkeypatch.setattr(plan, "draw_runs", lambda stop, rng: runs)
 
 
 def nearest(model, candidates):
@@ -86,8 +86,8 @@ class TestWinner:
         """Configuration and seed of a run have one law, whatever its number; no two are the same function of it."""
         scheme = search()._decide(sd.tuning.Selection("private"), 400).scheme
         always(monkeypatch, 3)
-        space, rng = Grid({"lr": (0.1, 0.2)}), sd.randomness.secure()
-        drawn = [decision.decide(space, scheme, [], 1, rng, None).orders for _ in range(300)]
+        space, rng = Grid({"lr": (0.1, 0.2)}), sd.random.secure()
+        drawn = [plan.decide(space, scheme, [], 1, rng, None).orders for _ in range(300)]
         for number in range(3):
             seeds = {orders[number].weights for orders in drawn}
             share = sum(orders[number].configuration["lr"] == 0.1 for orders in drawn) / len(drawn)
@@ -211,8 +211,8 @@ class TestNumberOfRuns:
 
     def test_that_all_runs_failed_does_not_show(self, train, held_out, monkeypatch):
         always(monkeypatch, 3)
-        monkeypatch.setattr("sordina.tuning.watchers.better", lambda *_: False)
-        monkeypatch.setattr("sordina.tuning.choice.better", lambda *_: False)
+        monkeypatch.setattr("sordina.tuning.runner.better", lambda *_: False)
+        monkeypatch.setattr("sordina.tuning.search.better", lambda *_: False)
         found = search(selection="public").fit(train, held_out)
         assert found.score is None
         assert len(found.runs) == 1
@@ -241,7 +241,7 @@ class TestResume:
         sealed = json.loads((folder / INTERNAL / "orders.json").read_text())["orders"]
         assert len(sealed) == 4
         assert "orders" not in json.loads((folder / "plan.json").read_text())
-        monkeypatch.setattr(decision, "draw_runs", lambda *_: pytest.fail("K was drawn again"))
+        monkeypatch.setattr(plan, "draw_runs", lambda *_: pytest.fail("K was drawn again"))
         found = search(folder=folder).fit(train, held_out, resume=True)
         assert found.configuration in [order["configuration"] for order in sealed]
         assert from_dict(found.runs[0].event).count == STEPS
@@ -253,7 +253,7 @@ class TestResume:
         always(monkeypatch, 3)
         folder = tmp_path / "s"
         with monkeypatch.context() as patch:
-            patch.setattr("sordina.tuning.secret.erase", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("sordina.tuning.runner.erase", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 search(folder=folder).fit(train, held_out)
         assert (folder / INTERNAL).exists()
@@ -263,7 +263,7 @@ class TestResume:
     def test_the_choice_is_made_once(self, tmp_path, train, held_out, monkeypatch):
         always(monkeypatch, 3)
         folder, chosen = tmp_path / "s", []
-        save = Choice.save
+        save = ChosenRun.save
 
         def once(self, where, *, hidden):
             save(self, where, hidden=hidden)
@@ -271,7 +271,7 @@ class TestResume:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Choice, "save", once)
+            patch.setattr(ChosenRun, "save", once)
             with pytest.raises(KeyboardInterrupt):
                 search(folder=folder).fit(train, held_out)
         monkeypatch.setattr(search_module, "choose", lambda *_: pytest.fail("chosen again"))

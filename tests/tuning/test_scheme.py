@@ -7,16 +7,15 @@ from sordina import Budget
 from sordina.accounting import NOTHING, Account, Composed, PureDP, accountant, from_dict, to_dict
 from sordina.accounting.stopping import draw_runs, stopping
 from sordina.errors import InvalidInput, Unsupported
+from sordina.privacy import Adjacency, Unit
 from sordina.sampling import FixedSize, Poisson
-from sordina.tuning.decision import decide
-from sordina.tuning.scheme import Schedule, chance_tried, make_scheme
+from sordina.tuning.plan import TrainingSchedule, chance_tried, decide, make_scheme
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Grid
-from sordina.types import Adjacency, Unit
 
 BUDGET = Budget(3, 1e-5)
-MNIST = Schedule(Poisson(512, 54000), 1055)
-SMALL = Schedule(Poisson(40, 400), 10)
+MNIST = TrainingSchedule(Poisson(512, 54000), 1055)
+SMALL = TrainingSchedule(Poisson(40, 400), 10)
 
 
 def spent(scheme, event=None, judge="pld"):
@@ -60,7 +59,7 @@ def test_a_single_run_needs_no_choice():
 
 
 def test_runs_that_differ_are_composed_each_as_it_is():
-    long = Schedule(Poisson(40, 400), 30)
+    long = TrainingSchedule(Poisson(40, 400), 30)
     scheme = make_scheme([SMALL, long], BUDGET, Selection(), accountant="rdp")
     nu = scheme.noise_multiplier
     whole = Composed((SMALL.event(nu), long.event(nu), scheme.choice))
@@ -70,7 +69,7 @@ def test_runs_that_differ_are_composed_each_as_it_is():
 
 
 def test_replacing_one_record_moves_scores_both_ways():
-    scheme = make_scheme([Schedule(FixedSize(40, 400), 10)] * 3, BUDGET, Selection(), method="composition")
+    scheme = make_scheme([TrainingSchedule(FixedSize(40, 400), 10)] * 3, BUDGET, Selection(), method="composition")
     chooser = Selection().chooser(BUDGET, scheme.adjacency)
     assert scheme.adjacency is Adjacency.REPLACE_ONE
     assert not chooser.monotonic
@@ -79,7 +78,7 @@ def test_replacing_one_record_moves_scores_both_ways():
 
 
 def test_what_cannot_be_guaranteed_is_refused():
-    users = Schedule(Poisson(4, 40), 10, Unit.USER)
+    users = TrainingSchedule(Poisson(4, 40), 10, Unit.USER)
     with pytest.raises(Unsupported, match="one user may own many"):
         make_scheme([users] * 2, BUDGET, Selection())
     with pytest.raises(Unsupported, match="do not add up"):

@@ -10,8 +10,8 @@ from sordina import tuning
 from sordina.accounting import Composed, from_dict
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.tuning import Grid, Random, Search
+from sordina.tuning.runner import Best, Diverging
 from sordina.tuning.space import Between
-from sordina.tuning.watchers import Best, Diverging
 
 BUDGET = sd.Budget(3, 1e-5)
 RHO = Grid({"rho": (0.1, 1.0, 10.0)})

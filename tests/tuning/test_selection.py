@@ -8,11 +8,10 @@ from torch import nn
 
 from sordina import Budget
 from sordina.errors import TrainingFailed
-from sordina.tuning.choice import _best, _best_on_average
-from sordina.tuning.run import Result
-from sordina.tuning.selection import LABELS, Kind, Selection, score
-from sordina.tuning.watchers import better
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
+from sordina.tuning.runner import RunResult, better
+from sordina.tuning.search import _best, _best_on_average
+from sordina.tuning.selection import LABELS, Selection, SelectionKind, score
 
 CROSS_ENTROPY = nn.functional.cross_entropy
 
@@ -65,7 +64,7 @@ def test_the_private_choice_follows_the_exponential_mechanism():
 
 
 def test_every_kind_says_what_it_is():
-    assert set(LABELS) == set(Kind)
+    assert set(LABELS) == set(SelectionKind)
     assert "validation records" in Selection().label
     assert "PUBLIC" in Selection("public").label
     assert "TEST SET" in Selection("thesis-test-set").label
@@ -73,7 +72,7 @@ def test_every_kind_says_what_it_is():
 
 
 def result(number, configuration, value, metric="accuracy", repetition=0):
-    return Result(number, configuration, repetition, event={}, metric=metric, score=value)
+    return RunResult(number, configuration, repetition, event={}, metric=metric, score=value)
 
 
 def test_the_best_exact_score_wins():

@@ -10,13 +10,12 @@ from sordina.clipping import Automatic, Fixed, Online, Quantile
 from sordina.errors import InvalidInput
 from sordina.gradients import Engine
 from sordina.models import build
-from sordina.seam import ScalarQuery, VectorQuery
+from sordina.queries import ScalarQuery, VectorQuery
 from sordina.training import LearningRateRule
 from sordina.training.losses import per_sample
-from sordina.tuning.run import Brief, Order, finished, perform
+from sordina.tuning.batched_runner import Stack, layers, perform_together, stackable
+from sordina.tuning.runner import Brief, RunOrder, finished, perform
 from sordina.tuning.selection import Selection
-from sordina.tuning.stacked import Stack, layers, stackable
-from sordina.tuning.together import perform_together
 
 LOSS = per_sample(nn.functional.cross_entropy)
 
@@ -74,7 +73,7 @@ class Clip:
 def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping):
     """Same seeds, same batches, same noise: the same weights, the same events, the same scores."""
     train, held_out = world(200, 0), world(50, 1)
-    orders = [Order(number, {"lr": 0.3 * (number + 1)}, number, 100 + number, number) for number in range(3)]
+    orders = [RunOrder(number, {"lr": 0.3 * (number + 1)}, number, 100 + number, number) for number in range(3)]
     together = Brief(
         mlp, Clip(clipping), sd.Budget(50, 1e-5), 1.5, "rdp", Selection("public"), tmp_path / "together", 2
     )

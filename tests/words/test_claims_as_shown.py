@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 import sordina
 from sordina.cli.output import number
-from sordina.reports.odds import rounded_up
-from sordina.reports.svg import Axis
+from sordina.privacy import Guarantee, delta_warning, format_down, format_up, rounded_up
+from sordina.reports.charts import Axis
 from sordina.training.callbacks import Progress
-from sordina.types import Guarantee, delta_warning, format_down, format_up
 
 PACKAGE = Path(sordina.__file__).parent
 sizes = st.floats(1e-12, 1e12)

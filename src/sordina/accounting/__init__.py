@@ -7,9 +7,8 @@
 True
 """
 
-from sordina.accounting.account import Account
-from sordina.accounting.accountants import NAMES, Accountant, accountant
-from sordina.accounting.calibrate import noise_multiplier
+from sordina.accounting.accountants import NAMES, Account, Accountant, accountant
+from sordina.accounting.calibration import noise_multiplier
 from sordina.accounting.events import (
     NOTHING,
     ApproximateDP,
@@ -30,7 +29,7 @@ from sordina.accounting.events import (
 )
 from sordina.accounting.gaussian import combined_multiplier, gaussian_delta, gaussian_epsilon, joint
 from sordina.accounting.groups import group, group_epsilon
-from sordina.accounting.search import SearchPlan, search_noise
+from sordina.accounting.search_cost import SearchPlan, search_noise
 from sordina.accounting.stopping import draw_runs
 from sordina.accounting.stopping import stopping as random_stopping
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from sordina.accounting.accountants import NAMES, accountant
+from sordina.accounting.canonical import normal_form
 from sordina.accounting.events import Event, FixedSizeSampled, PoissonSampled
-from sordina.accounting.normal import normal_form
 from sordina.errors import InvalidInput, Unsupported
-from sordina.types import Adjacency
+from sordina.privacy import Adjacency
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sordina._arguments import checked
+from sordina.accounting._numerics import falling_root
+from sordina.accounting.canonical import (
+    Bag,
+    amplified_epsilon,
+    check_queried,
+    exposed,
+    normal_form,
+    pure,
+    refuse_unsound,
+)
 from sordina.accounting.events import (
     Event,
     FixedSizeSampled,
@@ -25,14 +36,10 @@ from sordina.accounting.events import (
     ZeroConcentrated,
 )
 from sordina.accounting.gaussian import gaussian_epsilon
-from sordina.accounting.normal import Bag, amplified_epsilon, check_queried, exposed, normal_form, pure
 from sordina.accounting.rdp import RDP, split_leak
-from sordina.accounting.refusals import refuse_unsound
-from sordina.accounting.roots import falling_root
 from sordina.accounting.zcdp import ZCDP
-from sordina.arguments import checked
 from sordina.errors import Unsupported
-from sordina.types import Adjacency, check_delta
+from sordina.privacy import Adjacency, check_delta
 
 _SHARES = np.concatenate([np.geomspace(1e-4, 0.5, 12), 1 - np.geomspace(1e-4, 0.4, 12)])
 """Candidates for the part of delta that advanced composition spends on composing."""

@@ -11,11 +11,10 @@ import math
 import sys
 from collections.abc import Iterable
 
-from sordina.accounting.roots import smooth_falling_root
-from sordina.accounting.special import log_ndtr
-from sordina.arguments import checked
+from sordina._arguments import checked
+from sordina.accounting._numerics import log_ndtr, smooth_falling_root
 from sordina.errors import InvalidInput
-from sordina.types import check_positive
+from sordina.privacy import check_positive
 
 _UNIT = 2.0**-53
 _LEAST = sys.float_info.min

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sordina._arguments import checked
+from sordina.accounting._numerics import log_ndtr, ndtri
+from sordina.accounting.canonical import Bag, amplified, check_queried, exposed, normal_form, pure, refuse_unsound
 from sordina.accounting.events import Event, FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PureDP, Shuffled
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form, pure
 from sordina.accounting.pld import PLD
 from sordina.accounting.rdp import split_leak
-from sordina.accounting.refusals import refuse_unsound
-from sordina.accounting.special import log_ndtr, ndtri
-from sordina.arguments import checked
 from sordina.errors import Unsupported
-from sordina.types import Adjacency, check_delta
+from sordina.privacy import Adjacency, check_delta
 
 
 @dataclass(frozen=True)

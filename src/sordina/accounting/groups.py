@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 
+from sordina._arguments import checked
+from sordina.accounting._numerics import falling_root
 from sordina.accounting.accountants import accountant as _accountant
 from sordina.accounting.events import (
     ApproximateDP,
@@ -29,10 +31,8 @@ from sordina.accounting.events import (
     Repeated,
     ZeroConcentrated,
 )
-from sordina.accounting.roots import falling_root
-from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
-from sordina.types import Adjacency, Guarantee, check_delta
+from sordina.privacy import Adjacency, Guarantee, check_delta
 
 
 @checked

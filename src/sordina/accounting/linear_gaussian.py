@@ -42,10 +42,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sordina.accounting._numerics import Array
 from sordina.accounting.events import Gaussian
-from sordina.accounting.special import Array
 from sordina.errors import InvalidInput, Unsupported
-from sordina.types import check_positive
+from sordina.privacy import check_positive
 
 _UNIT = 2.0**-53
 _WORST_CONDITION = 1e12

@@ -11,16 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sordina._arguments import checked
+from sordina.accounting._pld.composition import HockeyStickCurve, TooFine, compose, discretise, variance
+from sordina.accounting._pld.pairs import Direction, dominating, largest_loss, leak
 from sordina.accounting.accountants import Accountant, accountant
-from sordina.accounting.convolve import TooFine, compose
-from sordina.accounting.curve import Curve
-from sordina.accounting.dominating import Direction, dominating, largest_loss, leak
+from sordina.accounting.canonical import Bag, check_queried, exposed, normal_form
 from sordina.accounting.events import Event, Gaussian, RandomStopping, ZeroConcentrated
 from sordina.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from sordina.accounting.grid import discretise, variance
-from sordina.accounting.normal import Bag, check_queried, exposed, normal_form
-from sordina.arguments import checked
-from sordina.types import Adjacency, check_delta
+from sordina.privacy import Adjacency, check_delta
 
 _EXCESS = 1e-4
 """Relative excess of variance that the first grid may cause."""
@@ -164,7 +162,7 @@ def first_step(direction: Direction) -> float:
 
 def _curve(
     direction: Direction, step: float, tail: float, log_delta: float | None = None, epsilon: float | None = None
-) -> Curve:
+) -> HockeyStickCurve:
     """The composed curve on a grid of ``step`` or coarser, at most ``tail`` of delta spent on losses beyond it."""
     count = sum(term.count for term in direction)
     parts = [(discretise(term.pair, step, tail / count, term.mirrored), term.count) for term in direction]

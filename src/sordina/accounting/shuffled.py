@@ -37,9 +37,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import bdtr, bdtrc, logsumexp
 
+from sordina.accounting._numerics import Array
 from sordina.accounting.events import Shuffled
-from sordina.accounting.profile import CornerLoss, corners_of
-from sordina.accounting.special import Array
+from sordina.accounting.rdp import CornerLoss, corners_of
 from sordina.errors import InvalidInput
 
 _GROUPS = (24, 40)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from sordina._arguments import checked
+from sordina.accounting._numerics import Array, falling_root
 from sordina.accounting.events import Event, RandomStopping
-from sordina.accounting.roots import falling_root
-from sordina.accounting.special import Array
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
 
 POISSON = math.inf

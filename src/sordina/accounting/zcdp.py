@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sordina._arguments import checked
+from sordina.accounting._numerics import Array
+from sordina.accounting.canonical import Bag, amplified, check_queried, exposed, normal_form, refuse_unsound
 from sordina.accounting.events import (
     Event,
     FixedSizeSampled,
@@ -21,13 +24,9 @@ from sordina.accounting.events import (
     Shuffled,
     ZeroConcentrated,
 )
-from sordina.accounting.normal import Bag, amplified, check_queried, exposed, normal_form
 from sordina.accounting.rdp import delta_from, epsilon_from, pure_epsilon, split_leak
-from sordina.accounting.refusals import refuse_unsound
-from sordina.accounting.special import Array
-from sordina.arguments import checked
 from sordina.errors import Unsupported
-from sordina.types import Adjacency, check_delta
+from sordina.privacy import Adjacency, check_delta
 
 
 @dataclass(frozen=True)

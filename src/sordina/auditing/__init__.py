@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from sordina._lazy import lazily
 
 if TYPE_CHECKING:
-    from sordina.auditing.audit import ATTACKS
-    from sordina.auditing.bounds import LowerBound, TwoRates
-    from sordina.auditing.library import audit_training
-    from sordina.auditing.one_run import OneRun, PairedRun
-    from sordina.auditing.result import AttackResult, Audit
+    from sordina.auditing.audit import ATTACKS, AttackResult, Audit
+    from sordina.auditing.bounds import LowerBound, OneRun, PairedRun, TwoRates
+    from sordina.auditing.canaries import audit_training
     from sordina.auditing.runs import audit_run, write_audit
 
 __all__ = [
@@ -35,14 +33,14 @@ __getattr__ = lazily(
     __name__,
     {
         "ATTACKS": "sordina.auditing.audit",
-        "AttackResult": "sordina.auditing.result",
-        "Audit": "sordina.auditing.result",
+        "AttackResult": "sordina.auditing.audit",
+        "Audit": "sordina.auditing.audit",
         "LowerBound": "sordina.auditing.bounds",
-        "OneRun": "sordina.auditing.one_run",
-        "PairedRun": "sordina.auditing.one_run",
+        "OneRun": "sordina.auditing.bounds",
+        "PairedRun": "sordina.auditing.bounds",
         "TwoRates": "sordina.auditing.bounds",
         "audit_run": "sordina.auditing.runs",
-        "audit_training": "sordina.auditing.library",
+        "audit_training": "sordina.auditing.canaries",
         "write_audit": "sordina.auditing.runs",
     },
 )

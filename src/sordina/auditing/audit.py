@@ -1,39 +1,198 @@
-"""Audit a model that was trained by anybody: members, non-members, attacks, and what they prove.
-
-    result = sd.audit(model, (x_train, y_train), (x_test, y_test), attacks=["loss", "lira-online"])
-    print(result.verdict)
-
-Rows are split once: on the tuning part noise levels, thresholds and numbers of guesses are chosen; the other part is
-reported on, the same for all attacks.
-"""
+"""Audit a model that was trained by anybody: attacks, what they achieved, and what that proves."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from sordina.auditing.bounds import Bound, TwoRates, shared_confidence
-from sordina.auditing.membership.attack import Attack, Loss
-from sordina.auditing.membership.calibrated import AttackModel, LiRA, ShadowDifference
-from sordina.auditing.membership.noisy import NoisyNeighbours
-from sordina.auditing.membership.recipe import Progress, Recipe, fresh, silent
-from sordina.auditing.membership.samples import Samples, as_samples
-from sordina.auditing.membership.shadows import Shadows, make_shadows
-from sordina.auditing.membership.target import Target, as_target
-from sordina.auditing.one_run import OneRun, PairedRun
-from sordina.auditing.result import AttackResult, Audit
-from sordina.auditing.scores import BoolArray, Scores
+from sordina.auditing.bounds import Bound, LowerBound, OneRun, PairedRun, TwoRates, shared_confidence
+from sordina.auditing.membership.attacks import (
+    AttackModel,
+    LiRA,
+    LossAttack,
+    MembershipAttack,
+    NoisyNeighbours,
+    ShadowDifference,
+)
+from sordina.auditing.membership.shadows import PlainTraining, Progress, Shadows, fresh, make_shadows, silent
+from sordina.auditing.membership.target import Samples, Target, as_samples, as_target
+from sordina.auditing.scores import BoolArray, Estimate, Roc, Scores, auc, roc, tpr_at
 from sordina.errors import InvalidInput
-from sordina.types import Adjacency, Guarantee, check_delta, check_seed
+from sordina.privacy import Adjacency, Guarantee, check_delta, check_seed, format_down, format_up
+
+# What an attack achieved and what that proves, set beside what was claimed.
+
+NO_SPLIT = "who was in was not decided by chance, so that another difference between the two groups may show"
+LOW_RATES = (0.01, 0.001)
+"""False positive rates at which a membership attack is judged (Carlini et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack on one model or mechanism. ``scores`` are those reported on: nothing was tuned on them."""
+
+    name: str
+    scores: Scores
+    bounds: tuple[LowerBound, ...]
+    """The first one decides; the others are for comparison, under their own assumptions."""
+    claim: Guarantee | None = None
+    confidence: float = 0.95
+    seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+    random_split: bool = True
+    """Whether chance alone decided who was in; without it a difference between the two groups proves nothing."""
+
+    @cached_property
+    def auc(self) -> Estimate:
+        """Area under the ROC curve."""
+        return auc(self.scores, self.confidence)
+
+    @cached_property
+    def roc(self) -> Roc:
+        """The ROC curve."""
+        return roc(self.scores)
+
+    @cached_property
+    def tpr(self) -> dict[float, Estimate]:
+        """TPR at 1 % and 0.1 % FPR."""
+        return {rate: tpr_at(self.scores, rate, self.confidence) for rate in LOW_RATES}
+
+    @property
+    def bound(self) -> LowerBound:
+        """The bound that decides."""
+        return self.bounds[0]
+
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether epsilon was shown to be above what was claimed."""
+        return self.random_split and self._above
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether it would have been shown, had chance decided who was in."""
+        return not self.random_split and self._above
+
+    @property
+    def _above(self) -> bool:
+        return self.claim is not None and self.bound.epsilon > self.claim.epsilon
+
+    @property
+    def verdict(self) -> str:
+        """The finding in a sentence."""
+        proven, delta = format_down(self.bound.epsilon), self.bound.delta
+        shown = f"epsilon >= {proven} at delta {delta:.3g}, confidence {100 * self.bound.confidence:.4g} %"
+        if self.claim is None:
+            return f"{self.name}: {shown}; no epsilon was claimed."
+        if math.isinf(self.claim.epsilon):
+            return f"{self.name}: {shown}; the model claims no privacy."
+        if self.suspicious:
+            return (
+                f"NOT A REFUTATION: {self.name} finds {shown}, above the claimed epsilon "
+                f"{format_up(self.claim.epsilon)}, but {NO_SPLIT}. Leave rows out by chance and audit again (--rows)."
+            )
+        if self.exceeds_claim:
+            return f"CLAIM REFUTED by {self.name}: {shown}, but epsilon {format_up(self.claim.epsilon)} was claimed."
+        unproven = "" if self.random_split else f"; {NO_SPLIT}"
+        return f"{self.name}: {shown}; consistent with the claimed epsilon {format_up(self.claim.epsilon)}{unproven}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture."""
+        return {
+            "attack": self.name,
+            "members": len(self.scores.inside),
+            "non_members": len(self.scores.outside),
+            "auc": self.auc.to_dict(),
+            "tpr_at_fpr": {str(rate): estimate.to_dict() for rate, estimate in self.tpr.items()},
+            "bounds": [bound.to_dict() for bound in self.bounds],
+            "claimed_epsilon": _claimed(self.claim),
+            "random_split": self.random_split,
+            "exceeds_claim": self.exceeds_claim,
+            "suspicious": self.suspicious,
+            "verdict": self.verdict,
+            "roc": thinned(self.roc).to_dict(),
+            "seconds": round(self.seconds, 3),
+            "details": self.details,
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All attacks on one model."""
+
+    results: tuple[AttackResult, ...]
+    claim: Guarantee | None = None
+
+    def __getitem__(self, name: str) -> AttackResult:
+        """The result of the attack called ``name``."""
+        for result in self.results:
+            if result.name == name:
+                return result
+        raise KeyError(f"no attack called {name!r} here; there are {[result.name for result in self.results]}")
+
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether any attack refuted the claim."""
+        return any(result.exceeds_claim for result in self.results)
+
+    @property
+    def epsilon_lower(self) -> float:
+        """The largest bound of all attacks; the error was shared among them, so it holds for whichever it is."""
+        return max(result.bound.epsilon for result in self.results)
+
+    @property
+    def verdict(self) -> str:
+        """The finding in a sentence: that of the attack with the largest bound, or of the first that refutes."""
+        refuting = [result for result in self.results if result.exceeds_claim or result.suspicious]
+        said = (refuting or [max(self.results, key=lambda result: result.bound.epsilon)])[0].verdict
+        many = len(self.results)
+        return (
+            said if many == 1 else f"{said} The {many} attacks together: confidence {self.results[0].confidence:.4g}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture."""
+        return {
+            "verdict": self.verdict,
+            "exceeds_claim": self.exceeds_claim,
+            "claimed_epsilon": _claimed(self.claim),
+            "results": [result.to_dict() for result in self.results],
+        }
+
+
+def thinned(curve: Roc, points: int = 200) -> Roc:
+    """At most ``points`` of the curve, dense where the false positive rate is low."""
+    if len(curve.fpr) <= points:
+        return curve
+    low = np.geomspace(1, len(curve.fpr), points // 2).astype(int) - 1
+    even = np.linspace(0, len(curve.fpr) - 1, points - points // 2).astype(int)
+    keep = np.unique(np.concatenate([low, even]))
+    return Roc(curve.fpr[keep], curve.tpr[keep])
+
+
+def _claimed(claim: Guarantee | None) -> float | str | None:
+    if claim is None:
+        return None
+    return "inf" if math.isinf(claim.epsilon) else claim.epsilon
+
+
+# Audit a model that was trained by anybody: members, non-members, attacks, and what they prove.
+#
+#     result = sd.audit(model, (x_train, y_train), (x_test, y_test), attacks=["loss", "lira-online"])
+#     print(result.verdict)
+#
+# Rows are split once: on the tuning part noise levels, thresholds and numbers of guesses are chosen; the other part is
+# reported on, the same for all attacks.
 
 ATTACKS = ("loss", "noisy", "shadow", "lira-online", "lira-offline", "attack-model")
 """The names that `audit` knows; all but the first two train shadow models."""
-SHADOWED: dict[str, Callable[[Shadows], Attack]] = {
+SHADOWED: dict[str, Callable[[Shadows], MembershipAttack]] = {
     "shadow": ShadowDifference,
     "lira-online": LiRA,
     "lira-offline": lambda shadows: LiRA(shadows, online=False),
@@ -45,13 +204,13 @@ def audit(
     model: Any,
     members: Any,
     non_members: Any,
-    attacks: Sequence[str | Attack] = ("loss", "noisy"),
+    attacks: Sequence[str | MembershipAttack] = ("loss", "noisy"),
     *,
     claim: Guarantee | None = None,
     random_split: bool = False,
     delta: float | None = None,
     confidence: float = 0.95,
-    recipe: Recipe | None = None,
+    recipe: PlainTraining | None = None,
     shadows: int = 16,
     embedding: str | None = None,
     tuning: float = 0.3,
@@ -66,7 +225,7 @@ def audit(
         non_members: Who was not, in the same form.
         attacks: Names of `ATTACKS`, or attacks.
         claim: The guarantee to hold the bounds against.
-        random_split: Say so if chance alone decided who became a member (`sordina.auditing.one_run`). Any other
+        random_split: Say so if chance alone decided who became a member (`sordina.auditing.bounds`). Any other
             difference between the two groups looks like leakage, so without it no claim is called refuted.
         delta: Where the bounds are taken without a claim; 1e-5 if left out.
         confidence: That of all bounds together: each attack gets an equal share of the error.
@@ -137,7 +296,7 @@ class _Rows:
     def part(self, member: bool, tuning: bool) -> Samples:
         return self.samples.take((self.member == member) & (self.tuning == tuning))
 
-    def separate(self, attack: Attack, target: Target) -> tuple[Scores, Scores]:
+    def separate(self, attack: MembershipAttack, target: Target) -> tuple[Scores, Scores]:
         """Scores of the tuning part and of the reported part."""
         scores = attack.scores(target, self.samples)
         tuned, reported = (
@@ -147,12 +306,12 @@ class _Rows:
 
 
 def _ready(
-    attack: str | Attack, target: Target, rows: _Rows, shadows: Shadows | None, rng: np.random.Generator
-) -> Attack:
+    attack: str | MembershipAttack, target: Target, rows: _Rows, shadows: Shadows | None, rng: np.random.Generator
+) -> MembershipAttack:
     """The attack by name, its free parameters tuned on the tuning rows."""
     if isinstance(attack, str):
         if attack == "loss":
-            return Loss()
+            return LossAttack()
         if attack in SHADOWED and shadows is not None:
             return SHADOWED[attack](shadows)
         if attack != "noisy":
@@ -164,7 +323,12 @@ def _ready(
 
 
 def _train_shadows(
-    target: Target, samples: Samples, recipe: Recipe | None, count: int, rng: np.random.Generator, progress: Progress
+    target: Target,
+    samples: Samples,
+    recipe: PlainTraining | None,
+    count: int,
+    rng: np.random.Generator,
+    progress: Progress,
 ) -> Shadows:
     model: nn.Module = target.model
     first = int(rng.integers(2**31))
@@ -172,7 +336,7 @@ def _train_shadows(
     def build(index: int) -> nn.Module:
         return fresh(model, first + index)
 
-    return make_shadows(build, samples, recipe or Recipe(), rng, count=count, progress=progress)
+    return make_shadows(build, samples, recipe or PlainTraining(), rng, count=count, progress=progress)
 
 
 def _bounds(claim: Guarantee | None) -> tuple[Bound, ...]:
@@ -181,6 +345,6 @@ def _bounds(claim: Guarantee | None) -> tuple[Bound, ...]:
     return (PairedRun() if replace_one else OneRun(), TwoRates())
 
 
-def _details(attack: Attack) -> dict[str, Any]:
+def _details(attack: MembershipAttack) -> dict[str, Any]:
     peak = getattr(attack, "peak", None)
     return {} if peak is None else {"sigma": peak.sigma, "auc_by_sigma": [list(point) for point in peak.tried]}

@@ -22,10 +22,10 @@ import torch
 
 from sordina.clipping import Fixed, Policy
 from sordina.errors import InvalidInput
+from sordina.privacy import Adjacency
+from sordina.queries import Query, Scalars, VectorQuery
 from sordina.sampling import Poisson, Sampler
-from sordina.seam import Query, Scalars, VectorQuery
 from sordina.training import Private
-from sordina.types import Adjacency
 
 Fault = Callable[[Private], None]
 

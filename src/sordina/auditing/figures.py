@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from sordina import private_files
+from sordina.auditing.audit import AttackResult
 from sordina.auditing.bounds import rates_at
-from sordina.auditing.result import AttackResult
 from sordina.auditing.scores import FloatArray, Scores
 
 

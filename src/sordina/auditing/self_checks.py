@@ -3,7 +3,7 @@
 Two kinds. A *removal* check computes the clipped sum with and without a record and compares the distance with the bound
 that the noise is scaled to: no chance is involved. A *canary* check draws what would be released, with many canaries in
 by coins, and asks whether somebody who sees it tells them apart better than the claimed event allows
-(`sordina.auditing.family.refuted`), at a confidence of `CONFIDENCE`.
+(`sordina.auditing.bounds.refuted`), at a confidence of `CONFIDENCE`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,21 @@ from torch.nn import functional as F
 
 from sordina import random
 from sordina.accounting import Event, Gaussian, RandomStopping, draw_runs
-from sordina.accounting.search import search_noise
-from sordina.auditing.bounds import best_threshold, rates_at
-from sordina.auditing.canaries import CanaryTrial, Trace, Trial, energy, likelihood
-from sordina.auditing.family import refuted
-from sordina.auditing.library import blind_split
+from sordina.accounting.search_cost import search_noise
+from sordina.auditing.bounds import best_threshold, rates_at, refuted
+from sordina.auditing.canaries import CanaryTrial, Trace, Trial, blind_split, energy, likelihood
 from sordina.auditing.scores import BoolArray, FloatArray, Scores
-from sordina.clipping import Fixed, Part, Policy
-from sordina.clipping.names import NAMES, named
+from sordina.clipping import NAMES, Fixed, Part, Policy, named
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome
+from sordina.federated.messages import ClientResult
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.gradients import Engine
+from sordina.privacy import Adjacency, Budget, Unit
+from sordina.private_step import PrivateStep, release
 from sordina.sampling import FixedSize, Poisson, Users
 from sordina.training import Plan, Private, make_plan
 from sordina.training.losses import per_sample
-from sordina.training.noise import release
-from sordina.training.step import PrivateStep
-from sordina.types import Adjacency, Budget, Unit
 
 CONFIDENCE = 1 - 1e-4
 """Of each canary check: with a hundred of them, a false alarm in one self-audit of a hundred."""
@@ -268,7 +264,7 @@ class PlacementTrial:
         placement = Central(self.plan, Fixed(1.0))
         state = placement.start(self.canaries)
         vectors = 50 * torch.eye(self.canaries)[torch.from_numpy(included)]
-        parcel = placement.seal(Outcome(vectors, torch.ones(len(vectors))), state, rng)
+        parcel = placement.seal(ClientResult(vectors, torch.ones(len(vectors))), state, rng)
         opened, _ = placement.open(parcel, state, rng)
         return np.asarray(opened.mean.double().numpy() * self.plan.sampler.expected_batch)
 
@@ -278,11 +274,11 @@ class PlacementTrial:
         nu = self.plan.noise_multiplier
         if self.kind == "local":
             vectors[:, 0] = torch.where(member, 50.0, -50.0)
-            parcel = Local(1.0, nu, _DELTA, 1).seal(Outcome(vectors, torch.ones(self.canaries)), None, rng)
+            parcel = Local(1.0, nu, _DELTA, 1).seal(ClientResult(vectors, torch.ones(self.canaries)), None, rng)
             stretch = 2.0
         else:
             vectors[:, 0] = member.float()
-            outcome = Outcome(vectors, torch.ones(self.canaries), record_bound=1.0)
+            outcome = ClientResult(vectors, torch.ones(self.canaries), record_bound=1.0)
             parcel, stretch = RecordNoise(nu, _DELTA, 1).seal(outcome, None, rng), 1.0
         assert parcel.vectors is not None
         return np.asarray(parcel.vectors[:, 0].double().numpy() / stretch)
@@ -303,7 +299,7 @@ def diverged_check(rng: np.random.Generator) -> CheckResult:
     """A client whose update is not finite sends what any client would."""
     vectors = torch.zeros(3, 8)
     vectors[0], vectors[1] = math.nan, math.inf
-    parcel = Local(1.0, 1.0, _DELTA, 1).seal(Outcome(vectors, torch.ones(3)).steady(), None, rng)
+    parcel = Local(1.0, 1.0, _DELTA, 1).seal(ClientResult(vectors, torch.ones(3)).steady(), None, rng)
     sent = parcel.vectors
     holds = sent is not None and sent.shape == vectors.shape and bool(sent.isfinite().all()) and not parcel.rejected
     return CheckResult("a client that diverged", holds, "sent like every other" if holds else "its message tells")

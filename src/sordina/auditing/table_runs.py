@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from sordina.auditing.membership.samples import Samples
-from sordina.auditing.membership.target import confidence, noise
+from sordina.auditing.membership.target import Samples, confidence, noise
+from sordina.auditing.runs import AuditedRun
 from sordina.auditing.scores import FloatArray
-from sordina.auditing.subject import Subject
 from sordina.errors import InvalidInput, Unsupported
 from sordina.estimators.table_model import TableModel, frame_of, load
 from sordina.estimators.table_run import SPLIT, rows_of, tested_rows
@@ -75,7 +74,7 @@ class EstimatorTarget:
         return truth
 
 
-def open_table_run(folder: Path) -> Subject:
+def open_table_run(folder: Path) -> AuditedRun:
     """A finished run of ``sordina train FILE`` by its folder; the file must still be where it was.
 
     Args:
@@ -102,7 +101,7 @@ def open_table_run(folder: Path) -> Subject:
         raise InvalidInput(
             "this run kept nobody out: train with --test-share (chance decides, so a claim can be refuted) or --test."
         )
-    return Subject(
+    return AuditedRun(
         EstimatorTarget(fitted), _samples(members), _samples(others), claim_of(fitted.facts),
         float(fitted.facts["delta"]), random_split=share is not None,
     )  # fmt: skip

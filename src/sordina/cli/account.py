@@ -11,7 +11,7 @@ import typer
 
 from sordina.cli.output import number, say, say_json, say_table
 from sordina.errors import InvalidInput
-from sordina.types import Adjacency, Budget
+from sordina.privacy import Adjacency, Budget
 
 if TYPE_CHECKING:
     from sordina.accounting import Event
@@ -26,7 +26,7 @@ class Sampling(str, Enum):
     FIXED_SIZE = "fixed-size"
 
 
-class Method(str, Enum):
+class SearchMethod(str, Enum):
     """How a search pays for its runs."""
 
     COMPOSITION = "composition"
@@ -123,7 +123,7 @@ def search(
     runs: Annotated[int, typer.Option(help="Runs of the search: exactly (composition), on average (random stopping).")],
     sample_rate: Rate = 1.0,
     steps: Steps = 1,
-    method: Annotated[Method | None, typer.Option(help="By default the one that needs less noise.")] = None,
+    method: Annotated[SearchMethod | None, typer.Option(help="By default the one that needs less noise.")] = None,
     accountant: AccountantName = "pld",
     adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
     sampling: SamplingOption = None,

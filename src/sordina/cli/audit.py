@@ -12,7 +12,7 @@ import typer
 from sordina.cli.output import say, say_json
 
 if TYPE_CHECKING:
-    from sordina.auditing.result import AttackResult
+    from sordina.auditing.audit import AttackResult
 
 app = typer.Typer(
     help="Attack models and mechanisms: membership, canaries, gradient inversion, language models.",
@@ -87,8 +87,8 @@ def canaries(
 
     Example: `sordina audit canaries --epsilon 4 --runs 1000 --plant half-noise`
     """
-    from sordina.auditing.library import audit_training
-    from sordina.auditing.result import Audit
+    from sordina.auditing.audit import Audit
+    from sordina.auditing.canaries import audit_training
     from sordina.auditing.runs import write_audit
 
     with bar("training", shown=not as_json) as tick:
@@ -114,7 +114,7 @@ def soundness(
 
     Example: `sordina audit soundness --audits 200 --seed 0`
     """
-    from sordina.auditing.studies.soundness import soundness_study
+    from sordina.auditing.soundness import soundness_study
 
     with bar("audits", shown=not as_json) as tick:
         study = soundness_study(audits, canaries=canaries, confidence=confidence, seed=seed, progress=tick)
@@ -182,8 +182,8 @@ def inversion(
 
     Example: `sordina audit inversion digits --images 4 --nu 1e-3 --nu 1 --out runs/dlg`
     """
+    from sordina.auditing.reconstruction.study import NUS, named_defences, reconstruction_study
     from sordina.auditing.runs import write_reconstructions
-    from sordina.auditing.studies.reconstruction import NUS, named_defences, reconstruction_study
 
     nus = nu or (() if sigma or clip else NUS)
     with bar("images", shown=not as_json) as tick:
@@ -228,7 +228,7 @@ def lm(
     from dataclasses import replace
 
     from sordina.auditing.runs import write_audit
-    from sordina.auditing.studies.language import RECIPE, language_study
+    from sordina.reproduction.language import RECIPE, language_study
 
     with _bars(shown=not as_json) as start:
         study = language_study(
@@ -250,7 +250,7 @@ def _say(
     if as_json:
         say_json(facts)
         return
-    from sordina.types import format_down
+    from sordina.privacy import format_down
 
     for result in results:
         rates = ", ".join(f"TPR at {rate:.1%} FPR {estimate}" for rate, estimate in result.tpr.items())

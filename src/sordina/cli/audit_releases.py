@@ -133,7 +133,7 @@ def averaging(
 
 
 def _read(table: Path, names: list[str]) -> dict[str, list[str]]:
-    from sordina.tables.files import pieces
+    from sordina.tables.readers import pieces
 
     found: dict[str, list[str]] = {name: [] for name in names}
     for piece in pieces(table, names):

@@ -12,7 +12,7 @@ import typer
 from sordina.cli.booking import booked_on
 from sordina.cli.output import say, say_json, say_table
 from sordina.errors import InvalidInput
-from sordina.types import Unit, format_up
+from sordina.privacy import Unit, format_up
 
 if TYPE_CHECKING:
     from sordina.statistics.local.collection import Collection
@@ -120,8 +120,8 @@ def randomize(
 
     from sordina import private_files
     from sordina.accounting import Event, Shuffled
+    from sordina.privacy import Adjacency
     from sordina.random import generator
-    from sordina.types import Adjacency
 
     if question is not None:
         if epsilon is not None or values or range_ or texts is not None or protocol != "auto":
@@ -247,8 +247,8 @@ def _collection(
 
 def _before_shuffling(epsilon: float, delta: float, people: int, values: int, protocol: str) -> tuple[float, str]:
     """The epsilon of a single answer, and the protocol it is for."""
+    from sordina.privacy import Budget
     from sordina.statistics.shuffle import answer_epsilon, shuffled_frequency
-    from sordina.types import Budget
 
     budget = Budget(epsilon, delta)
     if values and protocol == "auto":
@@ -272,7 +272,7 @@ def _beside(answers: Path) -> Path:
 
 
 def _column(table: Path, column: str, encoding: str, separator: str) -> list[str]:
-    from sordina.tables.files import pieces
+    from sordina.tables.readers import pieces
 
     found: list[str] = []
     for piece in pieces(table, [column], encoding=encoding, separator=separator):

@@ -19,11 +19,11 @@ def compare(
 
     Example: `sordina compare runs/plain runs/private --out compare.html`
     """
-    from sordina.reports import compare, reading, writing
+    from sordina.reports import reading, rendering
 
     facts = reading.report(runs, title="Runs side by side")
-    page = writing.write(facts, out, compare.ORDER) if out else None
-    rows = compare.rows(facts.runs)
+    page = rendering.write(facts, out, rendering.COMPARISON_SECTIONS) if out else None
+    rows = rendering.rows(facts.runs)
     if as_json:
         names = [run.name for run in facts.runs]
         table = {name: dict(zip(names, values, strict=True)) for name, *values in rows}

@@ -22,10 +22,10 @@ def demo(
     """
     from rich.console import Console
 
-    from sordina.reports import demo
+    from sordina.cli import _demo
 
     console = Console(stderr=True, quiet=as_json)
-    outcome = demo.run(out or demo.fresh_folder(), size=demo.QUICK if quick else demo.FULL, console=console)
+    outcome = _demo.run(out or _demo.fresh_folder(), size=_demo.QUICK if quick else _demo.FULL, console=console)
     if as_json:
         say_json(outcome.to_dict())
     else:

@@ -113,19 +113,18 @@ def federate(
     --out runs/f`
     """
     from sordina.cli.booking import booked_on
-    from sordina.cli.output import say, say_json
-    from sordina.cli.progress import rounds_bar
+    from sordina.cli.output import rounds_bar, say, say_json
     from sordina.errors import InvalidInput
-    from sordina.federated import keeping, record
     from sordina.federated import recipe as recipes
-    from sordina.federated.run import Seen
-    from sordina.types import format_up
+    from sordina.federated import record, run_keeper
+    from sordina.federated.round import RoundView
+    from sordina.privacy import format_up
 
     name, options, table_records = _tables(
         data, schema, privacy, client_column=client_column, test=test, test_share=test_share, model=model,
         encoding=encoding, separator=separator,
     )  # fmt: skip
-    recipe = recipes.Recipe(
+    recipe = recipes.FederatedRecipe(
         name, strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise=noise, radius=radius,
         leakage_limit=leakage_limit, epsilon=epsilon, delta=delta, clipping=clipping, threshold=threshold,
         rounds=rounds, clients_per_round=clients_per_round, local_rate=local_rate, batch=batch, epochs=epochs,
@@ -137,15 +136,17 @@ def federate(
     if out is None and (resume or ledger or dataset_budget):
         raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")
     books = booked_on(ledger, dataset_budget)
-    with rounds_bar(recipe.data, recipes.HABITS[name].rounds if rounds is None else rounds, shown=not as_json) as tick:
+    with rounds_bar(
+        recipe.data, recipes.DATASET_DEFAULTS[name].rounds if rounds is None else rounds, shown=not as_json
+    ) as tick:
 
-        def observe(seen: Seen) -> None:
+        def observe(seen: RoundView) -> None:
             tick(record.line(seen))
 
         if out is None:
             facts = record.summary(recipes.run(recipe, observe))
         else:
-            facts = keeping.federate_into(
+            facts = run_keeper.federate_into(
                 out, recipe, resume=resume, ledger=books, dataset=dataset_budget, observe=observe
             )
     if as_json:
@@ -164,7 +165,7 @@ def _tables(
     data: list[str], schema: Path | None, privacy: str | None, **options: Any
 ) -> tuple[str, dict[str, Any], int | None]:
     """The federation's name, the options of its loader and the public number of records of a client."""
-    from sordina.cli.train_table import is_table
+    from sordina.cli.train import is_table
     from sordina.errors import InvalidInput, Unsupported
 
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}

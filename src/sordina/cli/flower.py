@@ -49,10 +49,10 @@ def init(
 
     Example: `sordina flower init hospitals --strategy fedavg --privacy central --epsilon 3 --clients 40 --rounds 50`
     """
-    from sordina.federated.recipe import Recipe
-    from sordina.federated.scaffold import write
+    from sordina.federated.flower.app_template import write
+    from sordina.federated.recipe import FederatedRecipe
 
-    recipe = Recipe(
+    recipe = FederatedRecipe(
         "own", strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise=noise, radius=radius,
         leakage_limit=leakage_limit, epsilon=epsilon, delta=delta, clipping=clipping, threshold=threshold,
         rounds=rounds, clients_per_round=clients_per_round, local_rate=local_rate, batch=batch, epochs=epochs,

@@ -19,7 +19,7 @@ from sordina.cli.ledger_tables import (
     terms_of,
 )
 from sordina.cli.output import say, say_json
-from sordina.types import Adjacency, Budget, Unit
+from sordina.privacy import Adjacency, Budget, Unit
 
 if TYPE_CHECKING:
     from sordina.accounting.events import Event

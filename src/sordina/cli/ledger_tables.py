@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sordina.cli.output import plain, say_table
 from sordina.errors import InvalidInput
-from sordina.types import format_down, format_up
+from sordina.privacy import format_down, format_up
 
 if TYPE_CHECKING:
     from sordina.accounting.ledger import DataSet, Entry, Spend, Statement
-    from sordina.accounting.ledger.limits import Fit
+    from sordina.accounting.ledger.costs import Fit
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "w": "weeks"}
 _UNBROKEN = ("id", "UTC", "kind", "age")
@@ -106,7 +106,7 @@ def _age(spend: Spend) -> str:
 
 def print_entries(entries: Sequence[Entry]) -> None:
     """The history."""
-    from sordina.accounting.ledger.describe import describe
+    from sordina.accounting.ledger.entries import describe
 
     rows = []
     for entry in entries:

@@ -10,6 +10,7 @@ import click
 import typer
 
 from sordina import __version__
+from sordina._memory import bound_cache, keep_freed
 from sordina.cli import (
     account,
     audit,
@@ -31,7 +32,6 @@ from sordina.cli import (
 )
 from sordina.cli.output import plain, say
 from sordina.errors import SordinaError
-from sordina.memory import bound_cache, keep_freed
 
 app = typer.Typer(
     name="sordina",

@@ -1,20 +1,22 @@
-"""All that commands print passes here, so that no name of a run, a data set or a column can move a reader's terminal.
-
-Text from outside may hold escape sequences, new lines, or characters that turn the direction of writing; each is shown
-as its code, ``\\x1b``, instead. Cells of tables are plain text: nothing in them is markup.
-"""
+"""All that commands print, and their progress bars: no name of a run or column can move a reader's terminal."""
 
 from __future__ import annotations
 
 import json
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-from sordina.types import format_up
+from sordina.privacy import format_up
+
+# All that commands print passes here, so that no name of a run, a data set or a column can move a reader's terminal.
+#
+# Text from outside may hold escape sequences, new lines, or characters that turn the direction of writing; each is
+# shown as its code, ``\x1b``, instead. Cells of tables are plain text: nothing in them is markup.
 
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories that a terminal obeys, or that nobody can see: controls, formats, surrogates, separators."""
@@ -116,3 +118,36 @@ def say_table(
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     Console().print(table)
+
+
+# Progress bars on standard error.
+
+_SHOWN = ("validation_loss", "validation_accuracy", "leakage_max")
+
+
+@contextmanager
+def rounds_bar(name: str, rounds: int, *, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar over rounds that also shows the last facts; it appears with the first round, so refusals stay one line."""
+    if not shown:
+        yield lambda facts: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    last = TextColumn("{task.fields[last]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), last)
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task(name, total=rounds, last="")
+
+    def tick(facts: dict[str, Any]) -> None:
+        progress.start()
+        progress.advance(task)
+        parts = [f"{key.replace('_', ' ')} {number(key, facts[key])}" for key in _SHOWN if key in facts]
+        if parts:
+            progress.update(task, last=", ".join(parts))
+
+    try:
+        yield tick
+    finally:
+        if progress.live.is_started:
+            progress.stop()

@@ -10,7 +10,7 @@ import typer
 from sordina.cli.booking import booked_on
 from sordina.cli.output import number, say, say_json, say_table
 from sordina.errors import InvalidInput
-from sordina.types import format_up
+from sordina.privacy import format_up
 
 if TYPE_CHECKING:
     from sordina.statistics import Answer, Table, TableQuery
@@ -43,10 +43,10 @@ def release(
 
     Example: `sordina release patients.csv --schema patients.toml --query "mean(age) by ward" --epsilon 0.5 --plan`
     """
+    from sordina.privacy import Budget
     from sordina.statistics import Table
     from sordina.statistics.questions import ask
     from sordina.statistics.record import check_folder, release_record, write_release
-    from sordina.types import Budget
 
     asked = Table(
         table, schema=schema, budget=Budget(epsilon, delta), ledger=booked_on(ledger, dataset_budget),

@@ -26,7 +26,7 @@ def report(
     """
     import json
 
-    from sordina.reports.writing import report as write_report
+    from sordina.reports.rendering import report as write_report
 
     page = write_report(runs, folder=out, title=title, ledger=ledger)
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from sordina.cli.output import say, say_json, say_table
 
 if TYPE_CHECKING:
-    from sordina.reproduction.reproduce import Reproduction
+    from sordina.reproduction.experiment import Reproduction
 
 
 def reproduce(
@@ -35,8 +35,8 @@ def reproduce(
     if name is None:
         raise InvalidInput("say what to reproduce, or --list.")
     experiment.load(name)
-    from sordina.reproduction.reproduce import reproduce as run
-    from sordina.reproduction.write import plain
+    from sordina.reproduction.experiment import plain
+    from sordina.reproduction.experiment import reproduce as run
     from sordina.tuning.workers import cores
 
     made = run(name, scale, out, workers=cores() if workers is None else workers, resume=resume, show=not as_json)
@@ -57,7 +57,7 @@ def _list(as_json: bool) -> None:
 
 
 def _show(made: Reproduction, out: Path) -> None:
-    from sordina.reproduction.write import cells, columns
+    from sordina.reproduction.experiment import cells, columns
 
     names = columns(made.findings.values)
     rows = [cells(value, names) for value in made.findings.values]

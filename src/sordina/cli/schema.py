@@ -36,9 +36,9 @@ def schema(
     Example: `sordina schema patients.csv --target outcome --person patient_id --out patients.toml`
     """
     from sordina import private_files
+    from sordina.privacy import Budget
     from sordina.tables import Schema, complete_privately, draft_schema
-    from sordina.tables.draft import advice
-    from sordina.types import Budget
+    from sordina.tables.discover import advice
 
     found = (
         Schema.load(schema)

@@ -9,11 +9,11 @@ import typer
 
 from sordina.cli.booking import booked_on
 from sordina.cli.output import say, say_json, say_table
-from sordina.cli.train_table import is_table, tune_file
+from sordina.cli.train import is_table, tune_file
 from sordina.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sordina.tuning.compare import Comparison
+    from sordina.tuning.comparison import SearchComparison
 
 
 def tune(
@@ -81,17 +81,16 @@ def tune(
         return
     if schema is not None or test_share is not None or (encoding, separator) != ("utf-8", ","):
         raise InvalidInput("--schema, --test-share, --encoding and --separator go with a file of your own.")
-    from sordina.tuning.compare import Plan, compare
-    from sordina.tuning.live import live_table
+    from sordina.tuning.comparison import ComparisonPlan, compare, live_table
     from sordina.tuning.selection import Selection
-    from sordina.tuning.task import Named
+    from sordina.tuning.task import NamedTask
     from sordina.tuning.workers import cores
 
     chosen = Selection(selection)
-    task = Named(
+    task = NamedTask(
         dataset, model, batch_size, epochs, 0.0 if chosen.exact else hold_out, 0 if seed is None else seed, rows
     )
-    plan = Plan(
+    plan = ComparisonPlan(
         task, strategy or ["online"], epsilon or [3.0], delta, granularity, runs, selection=chosen, method=method,
         seeds=seeds, seed=seed, validate_every=validate_every, patience=patience,
         workers=cores() if workers is None else workers,
@@ -106,8 +105,8 @@ def tune(
         _show(found, out)
 
 
-def _show(found: Comparison, out: Path) -> None:
-    from sordina.types import format_up
+def _show(found: SearchComparison, out: Path) -> None:
+    from sordina.privacy import format_up
 
     rows = []
     for entry in found.entries:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordina.arguments import checked
+from sordina._arguments import checked
 from sordina.clipping.policy import ball
-from sordina.seam import Query, Released, Scalars, VectorQuery
-from sordina.types import Adjacency, check_positive
+from sordina.privacy import Adjacency, check_positive
+from sordina.queries import Query, Released, Scalars, VectorQuery
 
 
 @checked

@@ -10,7 +10,7 @@ and make the default (`Online.as_in_thesis` is the rule as printed):
 - *averaging*: the sign is taken of running means of g and q, whose signal adds up and whose noise does not;
 - *rails*: a noisy count of clipped samples, one number that costs almost nothing, tells when C is far off. Outside
   the rails C moves towards them, the faster the further it is away. They lie where most samples are clipped: with a
-  learning rate in units of the noise (`sordina.training.distance`) a smaller threshold costs no progress;
+  learning rate in units of the noise (`sordina.training.learning_rates`) a smaller threshold costs no progress;
 - *a schedule* whose steps have a finite sum (`Decay`): C finds the scale of the first gradients from any start and
   stays near it. A threshold that follows the shrinking gradients to the end of a run gives samples that are learned
   already the weight of those that are not.
@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordina.arguments import checked
-from sordina.clipping.policy import ball, moved, shrink, side_query
-from sordina.clipping.schedule import Decay
+from sordina._arguments import checked
+from sordina.clipping.policy import Decay, ball, moved, shrink, side_query
 from sordina.errors import InvalidInput
-from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
-from sordina.types import Adjacency, check_positive
+from sordina.privacy import Adjacency, check_positive
+from sordina.queries import Query, Released, ScalarQuery, Scalars, VectorQuery
 
 
 @checked

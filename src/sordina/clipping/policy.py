@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from sordina.seam import Query, Released, Scalars
-from sordina.types import Adjacency
+from sordina._arguments import checked
+from sordina.errors import InvalidInput
+from sordina.privacy import Adjacency, check_positive
+from sordina.queries import Query, Released, Scalars
 
 _RAILS = (2.0**-40, 2.0**40)
 
@@ -111,3 +114,34 @@ def spread(multipliers: Sequence[float]) -> float:
     if any(nu == 0 for nu in multipliers):
         return 0.0
     return float(sum(nu**-2 for nu in multipliers) ** -0.5)
+
+
+# How fast something adapts as the steps go by.
+
+
+@checked
+@dataclass(frozen=True)
+class Decay:
+    """``first / (1 + step / halving) ** power``: for ever the same rate if ``halving`` is infinite.
+
+    With power 1 the rate is half the first after ``halving`` steps, and the sum of all grows without end: any start can
+    be left behind. With power 2 the sum is about ``first * halving``: what was found early stays. It does not depend
+    on the data, so it is free.
+
+    >>> Decay(0.2, 50)(50), Decay(0.2, 50, power=2)(50)
+    (0.1, 0.05)
+    """
+
+    first: float
+    halving: float = math.inf
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("first rate of a schedule", self.first)
+        check_positive("power of a schedule", self.power)
+        if not self.halving > 0:
+            raise InvalidInput(f"the number of steps until a rate has halved must be positive, got {self.halving}.")
+
+    def __call__(self, step: int) -> float:
+        """The rate at ``step``, counted from 0."""
+        return self.first / math.pow(1 + step / self.halving, self.power)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordina.arguments import checked
+from sordina._arguments import checked
 from sordina.clipping.policy import ball, moved, shrink, side_query
 from sordina.errors import InvalidInput
-from sordina.seam import Query, Released, ScalarQuery, Scalars, VectorQuery
-from sordina.types import Adjacency, check_positive
+from sordina.privacy import Adjacency, check_positive
+from sordina.queries import Query, Released, ScalarQuery, Scalars, VectorQuery
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sordina.arguments import checked
+from sordina._arguments import checked
 from sordina.clipping.policy import moved, shrink, side_query
 from sordina.errors import InvalidInput, Unsupported
-from sordina.seam import SLACK, Query, Released, ScalarQuery, Scalars, VectorQuery
-from sordina.types import Adjacency, check_positive
+from sordina.privacy import Adjacency, check_positive
+from sordina.queries import SLACK, Query, Released, ScalarQuery, Scalars, VectorQuery
 
 _NEARLY_ANTIPARALLEL = 1e-4
 """Added to (s / n)^2: rounding in n^2 - p^2 may then only shrink the sideways part, never push it out of the set."""

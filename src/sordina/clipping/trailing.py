@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sordina.arguments import checked
+from sordina._arguments import checked
 from sordina.clipping.policy import ball, shrink
 from sordina.errors import InvalidInput
-from sordina.seam import Query, Released, Scalars, VectorQuery
-from sordina.types import Adjacency, check_positive
+from sordina.privacy import Adjacency, check_positive
+from sordina.queries import Query, Released, Scalars, VectorQuery
 
 
 @dataclass(frozen=True)

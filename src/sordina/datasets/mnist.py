@@ -1,14 +1,39 @@
-"""MNIST: 60 000 + 10 000 handwritten digits, 28 x 28, pixels mapped to [0, 1] by the public constant 255."""
+"""The idx format of MNIST and its kin: two zero bytes, a type, a rank, big-endian sizes, then the values."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sordina.datasets import idx
 from sordina.datasets.data import Data, Task
-from sordina.datasets.files import File, Progress, obtain
+from sordina.datasets.files import File, Progress, obtain, read_bytes
+from sordina.errors import InvalidInput
+
+_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_idx(path: Path) -> npt.NDArray[Any]:
+    """The array in ``path``, gzipped or not."""
+    content = read_bytes(path)
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
+        raise InvalidInput(f"{path} is not an idx file: it begins with {content[:4].hex() or 'nothing'}.")
+    kind, rank = np.dtype(_TYPES[content[2]]), content[3]
+    start = 4 + 4 * rank
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
+    expected = start + math.prod(shape) * kind.itemsize
+    if len(shape) != rank or len(content) != expected:
+        raise InvalidInput(f"{path} is cut short or too long: {len(content)} bytes where its header says {expected}.")
+    return np.frombuffer(content, kind, offset=start).reshape(shape)
+
+
+# MNIST: 60 000 + 10 000 handwritten digits, 28 x 28, pixels mapped to [0, 1] by the public constant 255.
 
 _MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 _CONTENT = {
@@ -32,8 +57,8 @@ FILES = files("mnist", _CONTENT, _MIRRORS)
 
 def images_and_labels(files: dict[str, File], split: str, progress: Progress | None) -> tuple[Tensor, Tensor]:
     """Images (N, 1, 28, 28) in [0, 1] and labels (N,), of ``split`` "train" or "t10k"."""
-    pixels = idx.read(obtain(files[f"{split}-images-idx3-ubyte.gz"], progress=progress))
-    labels = idx.read(obtain(files[f"{split}-labels-idx1-ubyte.gz"], progress=progress))
+    pixels = read_idx(obtain(files[f"{split}-images-idx3-ubyte.gz"], progress=progress))
+    labels = read_idx(obtain(files[f"{split}-labels-idx1-ubyte.gz"], progress=progress))
     images = torch.from_numpy(pixels.copy()).unsqueeze(1).to(torch.float32).div_(255)
     return images, torch.from_numpy(labels.copy()).to(torch.int64)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sordina.datasets import idx, mnist
+from sordina.datasets import mnist
 from sordina.datasets.data import Column, Data
 from sordina.datasets.files import File, Progress, find, obtain
 
@@ -40,7 +40,7 @@ def _writers(split: str, progress: Progress | None) -> npt.NDArray[np.int64]:
     if packed is not None:
         with np.load(packed) as arrays:
             return np.asarray(arrays[f"{split}_writer"], dtype=np.int64)
-    labels = idx.read(obtain(FILES[split], progress=progress))
+    labels = mnist.read_idx(obtain(FILES[split], progress=progress))
     return labels[: _SIZES[split], _WRITER_COLUMN].astype(np.int64)
 
 

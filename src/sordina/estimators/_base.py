@@ -25,9 +25,8 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 from sordina.accounting import Composed, Event, Gaussian, accountant, noise_multiplier
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
-from sordina.mechanisms.exact import floored_gaussian
-from sordina.mechanisms.grid import Grid
-from sordina.types import Adjacency, Budget, Guarantee, Unit, delta_warning, format_up
+from sordina.mechanisms.exact import DyadicGrid, floored_gaussian
+from sordina.privacy import Adjacency, Budget, Guarantee, Unit, delta_warning, format_up
 
 Floats = NDArray[np.float64]
 _UNBOOKED: list[Event] = []
@@ -46,7 +45,7 @@ def warn_of_delta(words: str | None) -> None:
     """Say ``words``, if there are any.
 
     Args:
-        words: What `sordina.types.delta_warning` found.
+        words: What `sordina.privacy.delta_warning` found.
     """
     if words:
         warnings.warn(words.removeprefix("WARNING: "), LooseDelta, stacklevel=5)
@@ -190,7 +189,7 @@ def add_noise(total: Floats, sensitivity: float, multiplier: float, rng: np.rand
         multiplier: Noise per unit of sensitivity.
         rng: Source of randomness.
     """
-    grid = Grid.under(multiplier * sensitivity)
+    grid = DyadicGrid.under(multiplier * sensitivity)
     units = grid.units((sensitivity + math.sqrt(total.size) * grid.step) * multiplier)
     noise = floored_gaussian(units, total.size, rng)
     return grid.add(grid.round(np.array(total, dtype=np.float64)), noise)

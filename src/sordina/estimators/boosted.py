@@ -39,7 +39,7 @@ from sordina.estimators._base import (
     scaled_targets,
 )
 from sordina.estimators._bins import BinnedFeature, Codes, all_codes, binned_features
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 _COUNT_SHARE = 0.1
 """Part of the budget (of mu squared) that goes to counting the cells."""

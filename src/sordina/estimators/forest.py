@@ -36,7 +36,7 @@ from sordina.estimators._base import (
     scaled_targets,
 )
 from sordina.estimators._bins import Codes, all_codes, binned_features
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 _LEAF_SHARE = 0.3
 """Part of a tree's budget (of mu squared) that goes to its leaves."""

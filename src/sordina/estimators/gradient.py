@@ -32,11 +32,11 @@ from sordina.estimators._base import (
     warn_of_delta,
     warn_unbooked,
 )
+from sordina.plan import make_plan
+from sordina.privacy import Budget
 from sordina.sampling import Users
 from sordina.training import Trainer
-from sordina.training.own_loop import make_schedule
-from sordina.training.plan import make_plan
-from sordina.types import Budget
+from sordina.training.trainer import make_schedule
 
 
 class GradientEstimator(PrivateEstimator):

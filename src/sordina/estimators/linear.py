@@ -43,7 +43,7 @@ from sordina.estimators._base import (
     scaled,
     scaled_targets,
 )
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 METHODS = ("statistics", "functional")
 _LESS = 0.5

@@ -44,7 +44,7 @@ from sordina.estimators._bins import binned_features
 from sordina.estimators._convex import LogisticLoss, MarginLoss, SmoothedHinge, shortened, signs_of
 from sordina.estimators.gradient import GradientClassifier, ProbabilityMixin
 from sordina.estimators.perturbation import FunctionalMechanism, ObjectivePerturbation, OutputPerturbation
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 METHODS = ("gradient", "objective", "output", "functional")
 _DUAL = (

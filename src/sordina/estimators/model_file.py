@@ -22,8 +22,8 @@ from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import LinearRegression, Ridge
 from sordina.estimators.linear_classifiers import SVC, LinearSVC, LogisticRegression
 from sordina.estimators.moments import GaussianNB
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit
 from sordina.tables import Schema
-from sordina.types import Adjacency, Guarantee, Trust, Unit
 
 FORMAT = "sordina-table-model-1"
 KINDS: dict[str, type[PrivateEstimator]] = {

@@ -24,7 +24,7 @@ from sordina.estimators._base import (
 )
 from sordina.estimators._bins import binned_features
 from sordina.estimators.linear import symmetric_matrix, symmetric_vector
-from sordina.types import Budget
+from sordina.privacy import Budget
 
 
 class PCA(TransformerMixin, PrivateEstimator):

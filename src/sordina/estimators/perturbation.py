@@ -44,9 +44,8 @@ from sordina.errors import InvalidInput
 from sordina.estimators._base import Floats, add_noise, noise_for
 from sordina.estimators._convex import MarginLoss, MarginProblem
 from sordina.estimators.linear import symmetric_matrix, symmetric_vector
-from sordina.mechanisms.exact import floored_gaussian
-from sordina.mechanisms.grid import Grid
-from sordina.types import Adjacency, Budget
+from sordina.mechanisms.exact import DyadicGrid, floored_gaussian
+from sordina.privacy import Adjacency, Budget
 
 _FINISH = 1e4
 """Noise multiplier that hides how far the computed minimum is from the true one; epsilon below 0.001."""
@@ -119,7 +118,7 @@ class ObjectivePerturbation:
             rng: Source of randomness.
         """
         problem, size = MarginProblem(self.loss, rows, self.ridge, self.bound), rows.shape[1]
-        grid = Grid.under(self.sigma)
+        grid = DyadicGrid.under(self.sigma)
         found = []
         for one in signs:
             tilt: Floats = (floored_gaussian(grid.units(self.sigma), size, rng).astype(np.float64) + 0.5) * grid.step

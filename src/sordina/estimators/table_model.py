@@ -24,11 +24,11 @@ from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import Ridge
 from sordina.estimators.linear_classifiers import LinearSVC, LogisticRegression
 from sordina.estimators.model_file import unpack
+from sordina.privacy import Budget, delta_warning
 from sordina.run_folder import MODELS as FEDERATED_MODELS
 from sordina.run_folder import TABLE_MODEL, read_claim
 from sordina.tables import PreparedTable, Schema, feature_names, pieces
 from sordina.tables.prepare import features
-from sordina.types import Budget, delta_warning
 
 MODELS: dict[str, dict[Task, type[PrivateEstimator]]] = {
     "logistic": {Task.CLASSIFICATION: LogisticRegression},

@@ -23,9 +23,9 @@ from sordina.errors import BudgetRefused, InvalidInput
 from sordina.estimators.model_file import pack
 from sordina.estimators.table_model import TableModel, choose_model, facts_of, frame_of, kind_of, load, make_estimator
 from sordina.fairness import measure
+from sordina.privacy import Budget, check_seed
 from sordina.run_folder import RECIPE, TABLE_MODEL, RunFolder, read_json
 from sordina.tables import PreparedTable, Schema, read_table
-from sordina.types import Budget, check_seed
 
 SCORES, SPLIT, FAIRNESS = "scores.json", "split.json", "fairness.json"
 Say = Callable[[str], None]

@@ -40,8 +40,8 @@ from sordina.estimators.table_run import (
     tested_rows,
 )
 from sordina.mechanisms import Exponential
+from sordina.privacy import Adjacency, Budget, Guarantee, Unit
 from sordina.tables import PreparedTable, Schema
-from sordina.types import Adjacency, Budget, Guarantee, Unit
 
 CHOICE_SHARE = 0.1
 """Part of epsilon that pays for the choice."""

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 from sordina._lazy import lazily
 
 if TYPE_CHECKING:
-    from sordina.federated.decentralized.gopa import GOPA
-    from sordina.federated.methods import (
+    from sordina.federated.algorithms.registry import (
         FSVRG,
         IFCA,
         FedAvg,
@@ -47,14 +46,16 @@ if TYPE_CHECKING:
         SteadyMetricPFL,
         SubFedAvg,
     )
+    from sordina.federated.decentralized.gopa import GOPA
+    from sordina.federated.forecast import Forecast
     from sordina.federated.privacy.central import CentralDP
     from sordina.federated.privacy.distributed import DistributedDP
     from sordina.federated.privacy.local import LocalDP
     from sordina.federated.privacy.metric import MetricDP
-    from sordina.federated.privacy.nothing import NoPrivacy
-    from sordina.federated.privacy.placement import FederatedPrivacy
+    from sordina.federated.privacy.placement import FederatedPrivacy, NoPrivacy
     from sordina.federated.privacy.records import RecordDP
-    from sordina.federated.trainer import FederatedResult, FederatedTrainer, Forecast, load_models, load_personal_model
+    from sordina.federated.result import FederatedResult, load_models, load_personal_model
+    from sordina.federated.trainer import FederatedTrainer
 
 _METHODS = (
     "FSVRG", "IFCA", "FedAvg", "FedDyn", "FedEM", "FedProx", "FedSGD", "FederatedAlgorithm", "GraphRegularised",
@@ -62,7 +63,7 @@ _METHODS = (
 )  # fmt: skip
 _TRAINER = ("FederatedResult", "FederatedTrainer", "Forecast", "load_models", "load_personal_model")
 _NAMES: dict[str, str] = {
-    **dict.fromkeys(_METHODS, "sordina.federated.methods"),
+    **dict.fromkeys(_METHODS, "sordina.federated.algorithms.registry"),
     **dict.fromkeys(_TRAINER, "sordina.federated.trainer"),
     "CentralDP": "sordina.federated.privacy.central",
     "DistributedDP": "sordina.federated.privacy.distributed",
@@ -70,7 +71,7 @@ _NAMES: dict[str, str] = {
     "GOPA": "sordina.federated.decentralized.gopa",
     "LocalDP": "sordina.federated.privacy.local",
     "MetricDP": "sordina.federated.privacy.metric",
-    "NoPrivacy": "sordina.federated.privacy.nothing",
+    "NoPrivacy": "sordina.federated.privacy.placement",
     "RecordDP": "sordina.federated.privacy.records",
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sordina.errors import InvalidInput
-from sordina.federated.partition import Shard
+from sordina.federated.data.partition import Shard
 from sordina.tables import Schema, read_table
 
 Clients: TypeAlias = Mapping[str, Any] | Sequence[Any]

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated.messages import Outcome, Parcel, Release
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.nothing import ClearUpdates
-from sordina.federated.privacy.placement import Facts, Placement, Statement
-from sordina.federated.selection import Selection
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
+from sordina.federated.population import ClientSelection
+from sordina.federated.privacy.accounts import Leakage
+from sordina.federated.privacy.placement import ClearUpdates, Facts, Placement, PrivacyStatement
 
 Bytes = NDArray[np.uint8]
 
@@ -150,7 +149,7 @@ class Compressed:
         """As the placement does."""
         return self.placement.hides_failures
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """As the placement does."""
         self.placement.check(selection, rounds)
 
@@ -168,13 +167,13 @@ class Compressed:
         """As the placement does."""
         return self.placement.leakage(size)
 
-    def seal(self, outcome: Outcome, state: Any, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: Any, rng: np.random.Generator) -> ClientUpdate:
         """Sanitise first, then compress; sums are left out, as the server makes them from what it unpacks."""
         vectors = self.placement.seal(outcome, state, rng).vectors
         assert vectors is not None
-        return Parcel(vectors=torch.from_numpy(self.codec.encode(vectors, rng)))
+        return ClientUpdate(vectors=torch.from_numpy(self.codec.encode(vectors, rng)))
 
-    def decoded(self, parcel: Parcel) -> Parcel:
+    def decoded(self, parcel: ClientUpdate) -> ClientUpdate:
         """The parcel as the placement would have sent it."""
         if parcel.vectors is None or not len(parcel.vectors):
             return parcel
@@ -187,11 +186,11 @@ class Compressed:
         """Without privacy the placement works from sums; clients then count alike."""
         return isinstance(self.placement, ClearUpdates)
 
-    def open(self, parcel: Parcel, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
+    def open(self, parcel: ClientUpdate, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
         """Unpack, then as the placement does."""
         return self.placement.open(self.decoded(parcel), state, rng)
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """The placement's own."""
         return self.placement.statement(facts)
 

@@ -14,8 +14,8 @@ from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.federated.privacy.placement import FederationFacts
 from sordina.federated.privacy.records import PrivateUpdates
-from sordina.federated.run import Method
-from sordina.types import format_up
+from sordina.federated.round import FederatedMethod
+from sordina.privacy import format_up
 
 TOO_NOISY = 0.5
 """From this share on the noise, not the clients, decides where a model ends: measured in tests/federated."""
@@ -37,7 +37,7 @@ class Forecast:
     warning: str | None = None
 
 
-def forecast(method: Method, facts: FederationFacts, size: int, limit: Fraction | None = None) -> Forecast:
+def forecast(method: FederatedMethod, facts: FederationFacts, size: int, limit: Fraction | None = None) -> Forecast:
     """Compare noise and signal of a run before it begins.
 
     Noise of standard deviation s on each of d numbers, in each of T rounds, adds up to ``s sqrt(d T)``; updates clipped

@@ -16,7 +16,7 @@ RowFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Loss:
+class RowLoss:
     """``value(outputs, targets)`` has one number per row; ``slope`` is its derivative, in the shape of the outputs."""
 
     name: str
@@ -50,20 +50,20 @@ def _hinge_slope(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.where(wrong, -sign.to(outputs), 0.0).reshape(outputs.shape)
 
 
-mse = Loss("mse", models.mse, _mse_slope)
+mse = RowLoss("mse", models.mse, _mse_slope)
 """``(f(x) - y)^2``; an objective with ``root=True`` makes it the RMSE of eq. 2.13 of 000."""
 
-class_mse = Loss("class-mse", _class_mse, _class_mse_slope)
+class_mse = RowLoss("class-mse", _class_mse, _class_mse_slope)
 """``mean_c (f(x)_c - 1[y = c])^2``; with ``root=True`` the RMSE column of table 2.4 of 000."""
 
-cross_entropy = Loss("cross-entropy", models.cross_entropy, _cross_entropy_slope)
+cross_entropy = RowLoss("cross-entropy", models.cross_entropy, _cross_entropy_slope)
 """``-log softmax(f(x))_y``."""
 
-hinge = Loss("hinge", models.hinge, _hinge_slope)
+hinge = RowLoss("hinge", models.hinge, _hinge_slope)
 """``max(0, 1 - y f(x))``: the linear SVM of 003."""
 
 
-def differentiated(name: str, value: RowFunction) -> Loss:
+def differentiated(name: str, value: RowFunction) -> RowLoss:
     """Any other loss, its slope by autograd."""
 
     def slope(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ def differentiated(name: str, value: RowFunction) -> Loss:
             total = value(leaf, targets).sum()
         return torch.autograd.grad(total, leaf)[0]
 
-    return Loss(name, value, slope)
+    return RowLoss(name, value, slope)
 
 
-def of_any(loss: str | Callable[..., Tensor]) -> Loss:
+def of_any(loss: str | Callable[..., Tensor]) -> RowLoss:
     """A loss by name, or any function or module ``(outputs, targets)`` that can give one number per row.
 
     Args:
@@ -89,7 +89,7 @@ def of_any(loss: str | Callable[..., Tensor]) -> Loss:
     return differentiated(name, per_sample(loss))
 
 
-def named(name: str) -> Loss:
+def named(name: str) -> RowLoss:
     """The loss called ``name``, here or in `sordina.models.losses`."""
     known = {loss.name: loss for loss in (mse, class_mse, cross_entropy, hinge)}
     return known[name] if name in known else differentiated(name, models.named(name))

@@ -2,7 +2,8 @@
 
     server --Arrays--> client work -> Outcome -> guard --Parcel--> server half of the placement -> Release -> strategy
 
-An `Outcome` holds raw updates and never leaves the client. A `Parcel` is what leaves it: sums that are clipped and
+An `ClientResult` holds raw updates and never leaves the client. A `ClientUpdate` is what leaves it: sums that are
+clipped and
 about to be noised by a trusted server, or vectors that were sanitised already. A `Release` is all a strategy sees.
 """
 
@@ -20,7 +21,7 @@ Arrays: TypeAlias = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClientResult:
     """What the clients of a cohort computed; one row per client. Stays on the clients' side."""
 
     vectors: Tensor
@@ -36,7 +37,7 @@ class Outcome:
         """``xi``, how far each client's vector went from its anchor."""
         return self.vectors if self.anchors is None else self.vectors - self.anchors
 
-    def steady(self) -> Outcome:
+    def steady(self) -> ClientResult:
         """The same, with a client that did not move in place of one whose vector is not finite, or has no length.
 
         Nobody can tell it from a client that learnt nothing: it is sanitised, sent and charged like every other.
@@ -46,12 +47,12 @@ class Outcome:
             return self
         start = torch.zeros_like(self.vectors) if self.anchors is None else self.anchors.nan_to_num(0.0, 0.0, 0.0)
         anchors = None if self.anchors is None else torch.where(sound, self.anchors, start)
-        return Outcome(torch.where(sound, self.vectors, start), self.sizes, anchors, self.record_bound)
+        return ClientResult(torch.where(sound, self.vectors, start), self.sizes, anchors, self.record_bound)
 
-    def keep(self, rows: Tensor) -> Outcome:
+    def keep(self, rows: Tensor) -> ClientResult:
         """Only these clients."""
         anchors = None if self.anchors is None else self.anchors[rows]
-        return Outcome(self.vectors[rows], self.sizes[rows], anchors, self.record_bound)
+        return ClientResult(self.vectors[rows], self.sizes[rows], anchors, self.record_bound)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class ClientUpdate:
     """What leaves the clients: sums over clients, sanitised vectors, or both. Parcels add up in any grouping."""
 
     sums: tuple[Tensor, ...] = ()
@@ -86,10 +87,10 @@ class Parcel:
         """As many numbers as one client sent."""
         return self.sums if self.vectors is None else (*self.sums, self.vectors[:1])
 
-    def __add__(self, other: Parcel) -> Parcel:
+    def __add__(self, other: ClientUpdate) -> ClientUpdate:
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums and other.sums else ()
         stacks = [part for part in (self.vectors, other.vectors) if part is not None]
-        return Parcel(
+        return ClientUpdate(
             sums or self.sums or other.sums,
             torch.cat(stacks) if stacks else None,
             self.answered + other.answered,

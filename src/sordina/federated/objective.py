@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sordina._stacked_models import Parts, Stacked, stacked, trained_parameters
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated.losses import Loss
-from sordina.federated.stacked import Parts, Stacked, stacked, trained_parameters
+from sordina.federated.losses import RowLoss
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Objective:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     model: Stacked
-    loss: Loss
+    loss: RowLoss
     root: bool = False
 
     @property
@@ -94,7 +94,7 @@ def own(flat: Tensor) -> Tensor:
     return flat.clone(memory_format=torch.contiguous_format)
 
 
-def of_module(module: nn.Module, loss: Loss, *, root: bool = False, example: Tensor | None = None) -> Objective:
+def of_module(module: nn.Module, loss: RowLoss, *, root: bool = False, example: Tensor | None = None) -> Objective:
     """The objective of a module; its parameters that need no gradient, and its buffers, stay as they are.
 
     Args:

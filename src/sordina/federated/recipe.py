@@ -10,29 +10,27 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sordina import randomness
-from sordina.clipping.names import NAMES as CLIPPINGS
-from sordina.clipping.names import named as clipping_named
+from sordina import random
+from sordina.clipping import NAMES as CLIPPINGS
+from sordina.clipping import named as clipping_named
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated import methods
-from sordina.federated.clients.work import LocalSteps
+from sordina.federated.algorithms import registry
+from sordina.federated.algorithms.algorithm import LocalSteps
+from sordina.federated.algorithms.metric_pfl import spread
+from sordina.federated.algorithms.registry import FederatedAlgorithm
 from sordina.federated.data import load
 from sordina.federated.decentralized.gopa import GOPA
-from sordina.federated.methods import FederatedAlgorithm
+from sordina.federated.engines.fault_injection import FaultInjection, hostile_of
 from sordina.federated.privacy.central import CentralDP
 from sordina.federated.privacy.distributed import DistributedDP
 from sordina.federated.privacy.local import LocalDP
 from sordina.federated.privacy.metric import MetricDP, PublicRadius, radius_of
-from sordina.federated.privacy.nothing import NoPrivacy
-from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
+from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts, NoPrivacy
 from sordina.federated.privacy.records import RecordDP
-from sordina.federated.problem import Problem
-from sordina.federated.run import Seen
+from sordina.federated.problem import FederatedProblem
+from sordina.federated.round import Patience, RoundView
 from sordina.federated.setup import ENGINES, FederatedSetup, Finished, SetupKeeper, conduct
-from sordina.federated.stopping import Patience
-from sordina.federated.strategies.steady_pfl import spread
-from sordina.federated.weather import Weather, hostile_of
-from sordina.types import Budget, check_positive, check_seed
+from sordina.privacy import Budget, check_positive, check_seed
 
 _STEADY_PATIENCE, _STEADY_WINDOW = 30, 10
 """The steady server's stopping rule: its losses are averaged first, as one lucky round says little."""
@@ -40,7 +38,7 @@ PRIVACY = ("none", "metric", "central", "distributed", "gopa", "local", "record"
 
 
 @dataclass(frozen=True)
-class Habits:
+class DatasetDefaults:
     """What a data set is trained with unless the caller says otherwise (000 section 2.5 where it says)."""
 
     rounds: int
@@ -57,21 +55,21 @@ class Habits:
     """A public number near the records of a client, to divide record-level sums by (UCI prints Adult's 32 561)."""
 
 
-HABITS = {
-    "synthetic": Habits(200, 7, 0.1, 10, patience=6, steady_rate=5.0),
-    "synthetic-fairness": Habits(200, 50, 0.1, 10, patience=6, steady_rate=5.0),
-    "hospital": Habits(300, 100, 0.05, 10, patience=30, sample=200),
-    "mnist-writers": Habits(500, 20, 0.1, 20, patience=5, every=5),
-    "femnist": Habits(500, 20, 0.1, 20, patience=5, every=5),
-    "adult": Habits(100, 50, 0.5, 64, records=650),
-    "table": Habits(50, 20, 0.5, 32),
-    "own": Habits(20, 100, 0.1, 32),
+DATASET_DEFAULTS = {
+    "synthetic": DatasetDefaults(200, 7, 0.1, 10, patience=6, steady_rate=5.0),
+    "synthetic-fairness": DatasetDefaults(200, 50, 0.1, 10, patience=6, steady_rate=5.0),
+    "hospital": DatasetDefaults(300, 100, 0.05, 10, patience=30, sample=200),
+    "mnist-writers": DatasetDefaults(500, 20, 0.1, 20, patience=5, every=5),
+    "femnist": DatasetDefaults(500, 20, 0.1, 20, patience=5, every=5),
+    "adult": DatasetDefaults(100, 50, 0.5, 64, records=650),
+    "table": DatasetDefaults(50, 20, 0.5, 32),
+    "own": DatasetDefaults(20, 100, 0.1, 32),
 }
 """``own`` are the data of a Flower app's clients, which no loader knows."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FederatedRecipe:
     """Everything a run depends on but the data. ``seed`` None means secure noise; None elsewhere means the habit."""
 
     data: str
@@ -120,10 +118,10 @@ class Recipe:
     """Under gopa: how many others each client shares noise with."""
 
     def __post_init__(self) -> None:
-        if self.data not in HABITS:
-            raise InvalidInput(f"unknown federation {self.data!r}: choose one of {', '.join(HABITS)}.")
-        if self.strategy not in methods.NAMES:
-            raise InvalidInput(f"unknown strategy {self.strategy!r}: choose one of {', '.join(methods.NAMES)}.")
+        if self.data not in DATASET_DEFAULTS:
+            raise InvalidInput(f"unknown federation {self.data!r}: choose one of {', '.join(DATASET_DEFAULTS)}.")
+        if self.strategy not in registry.NAMES:
+            raise InvalidInput(f"unknown strategy {self.strategy!r}: choose one of {', '.join(registry.NAMES)}.")
         if self.placed not in PRIVACY:
             raise InvalidInput(f"unknown privacy {self.privacy!r}: choose one of {', '.join(PRIVACY)}.")
         if self.clipping not in CLIPPINGS:
@@ -132,8 +130,8 @@ class Recipe:
             raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
         if self.records is not None and self.records < 1:
             raise InvalidInput(f"records must be at least 1, got {self.records}.")
-        if not 1 <= self.hypotheses <= methods.MOST_MODELS:
-            raise InvalidInput(f"at least one hypothesis, at most {methods.MOST_MODELS}, got {self.hypotheses}.")
+        if not 1 <= self.hypotheses <= registry.MOST_MODELS:
+            raise InvalidInput(f"at least one hypothesis, at most {registry.MOST_MODELS}, got {self.hypotheses}.")
         if self.placed == "record" and self.strategy not in ("fedsgd", "fedavg", "fedprox"):
             raise InvalidInput(f"record-level privacy goes with fedsgd, fedavg or fedprox, not {self.strategy}.")
         if self.compress.startswith("top") and self.strategy.startswith("metric-pfl"):
@@ -170,7 +168,7 @@ class Recipe:
             if seed is not None:
                 check_seed(seed)
         Budget(self.epsilon, self.delta)
-        Weather(self.dropout, self.late, hostile_of(self.hostile))
+        FaultInjection(self.dropout, self.late, hostile_of(self.hostile))
         radius_of(self.radius)
 
     @property
@@ -179,14 +177,14 @@ class Recipe:
         return self.privacy or ("metric" if self.strategy.startswith("metric-pfl") else "none")
 
     @property
-    def weather(self) -> Weather:
+    def weather(self) -> FaultInjection:
         """What happens to clients and messages on the way."""
-        return Weather(self.dropout, self.late, hostile_of(self.hostile), self.seed or 0)
+        return FaultInjection(self.dropout, self.late, hostile_of(self.hostile), self.seed or 0)
 
     @property
     def models(self) -> int:
         """How many models are trained."""
-        return self.hypotheses if self.strategy in methods.PERSONAL else 1
+        return self.hypotheses if self.strategy in registry.PERSONAL else 1
 
     def setup(self, clients: int) -> FederatedSetup:
         """The choices of this recipe among ``clients`` clients, with the data's habits filled in.
@@ -194,7 +192,7 @@ class Recipe:
         Args:
             clients: How many there are.
         """
-        habits = HABITS[self.data]
+        habits = DATASET_DEFAULTS[self.data]
         if self.clients_per_round is not None and self.clients_per_round > clients:
             raise InvalidInput(f"clients per round must lie in [1, {clients}], got {self.clients_per_round}.")
         per_round = min(self.clients_per_round or habits.clients_per_round, clients)
@@ -219,12 +217,12 @@ class Recipe:
     @property
     def local_steps(self) -> LocalSteps:
         """A client's steps."""
-        habits = HABITS[self.data]
+        habits = DATASET_DEFAULTS[self.data]
         return LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
 
     def algorithm(self) -> FederatedAlgorithm:
         """The algorithm this recipe names, with its options."""
-        habits, steps = HABITS[self.data], self.local_steps
+        habits, steps = DATASET_DEFAULTS[self.data], self.local_steps
         steady = self.strategy == "metric-pfl-steady"
         options: dict[str, Any] = {
             "learning_rate": steps.rate,
@@ -240,7 +238,7 @@ class Recipe:
         }
         if self.strategy == "fedsgd":
             options["learning_rate"] *= self.server_rate or 1.0
-        return methods.named(self.strategy, options)
+        return registry.named(self.strategy, options)
 
     def placing(self) -> FederatedPrivacy:
         """The privacy this recipe names, with its options."""
@@ -260,13 +258,13 @@ class Recipe:
         if self.placed == "local":
             return LocalDP(budget, self.threshold)
         if self.placed == "record":
-            return RecordDP(budget, self.threshold, self.records or HABITS[self.data].records)
+            return RecordDP(budget, self.threshold, self.records or DATASET_DEFAULTS[self.data].records)
         return NoPrivacy()
 
-    def problem(self, rng: np.random.Generator) -> Problem:
+    def problem(self, rng: np.random.Generator) -> FederatedProblem:
         """The data, by ``data_seed`` if there is one; else they are the first that ``rng`` draws."""
         drawn = rng if self.data_seed is None else np.random.default_rng(self.data_seed)
-        return Problem.of(load(self.data, drawn, **self.options))
+        return FederatedProblem.of(load(self.data, drawn, **self.options))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -274,9 +272,9 @@ class Recipe:
 
 
 def run(
-    recipe: Recipe,
-    observe: Callable[[Seen], None] | None = None,
-    problem: Problem | None = None,
+    recipe: FederatedRecipe,
+    observe: Callable[[RoundView], None] | None = None,
+    problem: FederatedProblem | None = None,
     *,
     keeper: SetupKeeper | None = None,
 ) -> Finished:
@@ -288,7 +286,7 @@ def run(
         problem: The data, if they are there already.
         keeper: Keeps the run in a folder (`keeping`).
     """
-    rng = randomness.generator(recipe.seed)
+    rng = random.generator(recipe.seed)
     if problem is None:
         if recipe.seed is None and recipe.data_seed is None:
             recipe = replace(recipe, data_seed=int(rng.integers(2**63 - 1)))
@@ -298,7 +296,7 @@ def run(
     return conduct(setup, problem, models, recipe.to_dict(), rng, observe=observe, keeper=keeper)
 
 
-def initial(recipe: Recipe, problem: Problem, rng: np.random.Generator) -> Tensor:
+def initial(recipe: FederatedRecipe, problem: FederatedProblem, rng: np.random.Generator) -> Tensor:
     """The first models; the steady server spreads those of a linear model out."""
     models = problem.initial(recipe.models, rng)
     if recipe.strategy == "metric-pfl-steady" and problem.federation.model == "linear":

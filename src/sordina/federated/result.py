@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from sordina import private_files
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import record
-from sordina.federated.clients.personal import used
-from sordina.federated.engines.home import MODEL_PREFIX
+from sordina.federated.algorithms.personal import used
+from sordina.federated.flower.client import MODEL_PREFIX
 from sordina.federated.objective import flat_parameters, with_parameters
-from sordina.federated.order import Order
-from sordina.federated.privacy.placement import Statement
+from sordina.federated.population import RowOrder
+from sordina.federated.privacy.placement import PrivacyStatement
 from sordina.federated.setup import Finished
+from sordina.privacy import Adjacency, Unit
 from sordina.run_folder import METRICS, MODELS, RESULT, read_claim, read_json
-from sordina.types import Adjacency, Unit
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class FederatedResult:
     """
 
     models: list[nn.Module]
-    guarantee: Statement
+    guarantee: PrivacyStatement
     accounts: dict[str, record.ClientStatement]
     history: list[dict[str, Any]]
     personal_models: Mapping[str, nn.Module]
     releasable: bool
     facts: dict[str, Any]
     folder: Path | None = None
-    _kept: tuple[Finished, record.Trace] | None = field(default=None, repr=False, compare=False)
+    _kept: tuple[Finished, record.RoundTrace] | None = field(default=None, repr=False, compare=False)
 
     @property
     def model(self) -> nn.Module:
@@ -82,7 +82,7 @@ class FederatedResult:
 
     @classmethod
     def of(
-        cls, finished: Finished, trace: record.Trace, module: nn.Module, folder: Path | None = None
+        cls, finished: Finished, trace: record.RoundTrace, module: nn.Module, folder: Path | None = None
     ) -> FederatedResult:
         """The result of a run that has just ended.
 
@@ -117,7 +117,7 @@ class FederatedResult:
         facts = read_json(folder / RESULT)
         text = private_files.read(folder / METRICS).decode() if (folder / METRICS).exists() else ""
         adjacency = claim.get("adjacency")
-        statement = Statement(
+        statement = PrivacyStatement(
             claim["placement"], claim["guarantee"], bool(claim["sound"]), claim["epsilon"], claim["delta"],
             Unit(claim["unit"]), claim["details"], None, None if adjacency is None else Adjacency(adjacency),
         )  # fmt: skip
@@ -198,7 +198,7 @@ class PersonalModels(Mapping[str, nn.Module]):
         row = torch.tensor([number])
         state = {key: finished.states[key][row] for key in work.state_sizes}
         cohort = problem.train.cohort(np.array([number]))
-        order = Order(0, len(finished.result.history))
+        order = RowOrder(0, len(finished.result.history))
         mine = used(work, problem.objective, finished.result.sent, cohort, state, order)
         return own_model(self._module, mine.weights[0], mine.models[0])
 

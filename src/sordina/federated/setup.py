@@ -12,25 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordina import randomness
+from sordina import random
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated import aggregation, compression
+from sordina.federated.algorithms.registry import FederatedAlgorithm
 from sordina.federated.compression import Compressed
 from sordina.federated.decentralized.gopa import GOPA
-from sordina.federated.engines.engine import Postal
-from sordina.federated.engines.inprocess import InProcess
-from sordina.federated.engines.stormy import Stormy
+from sordina.federated.engines.engine import PerClientEngine
+from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.forecast import forecast
-from sordina.federated.methods import FederatedAlgorithm
 from sordina.federated.objective import Objective
-from sordina.federated.privacy.account import ClientAccount
+from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.distributed import DistributedDP
 from sordina.federated.privacy.metric import MetricDP
 from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
-from sordina.federated.problem import Problem
-from sordina.federated.run import Keeper, Method, Result, Seen, federate
-from sordina.federated.stopping import Patience
-from sordina.federated.weather import Weather
+from sordina.federated.problem import FederatedProblem
+from sordina.federated.round import FederatedMethod, FederatedRun, Keeper, Patience, RoundView, federate
 
 log = logging.getLogger("sordina")
 ENGINES = ("in-process", "flower")
@@ -62,7 +60,7 @@ class FederatedSetup:
     engine: str = "in-process"
     aggregate: str = "mean"
     compress: str = "none"
-    faults: Weather = field(default_factory=Weather)
+    faults: FaultInjection = field(default_factory=FaultInjection)
 
     def __post_init__(self) -> None:
         facts = self.facts
@@ -85,7 +83,7 @@ class FederatedSetup:
         if absent := [client for client in self.faults.hostile if client >= facts.clients]:
             raise InvalidInput(f"client {absent[0]} cannot misbehave: the clients are 0 to {facts.clients - 1}.")
 
-    def method(self, objective: Objective) -> tuple[Method, Fraction | None]:
+    def method(self, objective: Objective) -> tuple[FederatedMethod, Fraction | None]:
         """The parts of the run, and the limit each client sets for its own account.
 
         Args:
@@ -102,7 +100,7 @@ class FederatedSetup:
         if codec is not None:
             blank = torch.zeros(self.algorithm.count, objective.size)
             placement = Compressed(placement, codec, placed.work.width(strategy.configure(strategy.init(blank))))
-        return Method(strategy, placed.work, placement, placed.selection, robust), placed.limit
+        return FederatedMethod(strategy, placed.work, placement, placed.selection, robust), placed.limit
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,10 @@ class Finished:
     setup: FederatedSetup
     description: dict[str, Any]
     """How the run was asked for, as plain data: recipe.json."""
-    problem: Problem
-    result: Result
+    problem: FederatedProblem
+    result: FederatedRun
     releasable: bool
-    method: Method
+    method: FederatedMethod
     states: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """What simulated clients kept between rounds: theirs, never released."""
     accounts: tuple[ClientAccount, ...] = ()
@@ -125,19 +123,19 @@ class Finished:
 class SetupKeeper(Keeper, Protocol):
     """A keeper that is told, before the first round, what the plan will cost."""
 
-    def begin(self, method: Method, setup: FederatedSetup, size: int, rng: np.random.Generator) -> None:
+    def begin(self, method: FederatedMethod, setup: FederatedSetup, size: int, rng: np.random.Generator) -> None:
         """Reserve it."""
         ...
 
 
 def conduct(
     setup: FederatedSetup,
-    problem: Problem,
+    problem: FederatedProblem,
     models: Tensor,
     description: dict[str, Any],
     rng: np.random.Generator,
     *,
-    observe: Callable[[Seen], None] | None = None,
+    observe: Callable[[RoundView], None] | None = None,
     keeper: SetupKeeper | None = None,
 ) -> Finished:
     """Run ``setup`` on a problem, from its first models to the last round.
@@ -161,28 +159,28 @@ def conduct(
         keeper.begin(method, setup, size, rng)
     engines: list[Any] = []
 
-    def go(engine: Postal) -> Result:
+    def go(engine: PerClientEngine) -> FederatedRun:
         engines.append(engine)
         return federate(
-            method, engine if setup.faults.calm else Stormy(engine, setup.faults), models,
+            method, engine if setup.faults.calm else FaultInjectingEngine(engine, setup.faults), models,
             clients=facts.clients, rounds=facts.rounds, rng=rng, validation=validation, every=setup.validate_every,
             patience=setup.patience, observe=observe, keeper=keeper,
         )  # fmt: skip
 
     if setup.engine == "flower":
-        from sordina.federated.engines.simulation import simulated
+        from sordina.federated.flower.simulation import simulated
 
         result = simulated(go, problem.train, limit=limit, seed=facts.seed)
     else:
         result = go(InProcess(problem.train, limit=limit))
     engine = engines[0]
     return Finished(
-        setup, description, problem, result, randomness.releasable(rng), method,
+        setup, description, problem, result, random.releasable(rng), method,
         dict(getattr(engine, "states", {})), tuple(engine.accounts),
     )  # fmt: skip
 
 
-def check_limit(method: Method, models: Tensor, limit: Fraction | None) -> None:
+def check_limit(method: FederatedMethod, models: Tensor, limit: Fraction | None) -> None:
     """Refuse a run in which no client could take part even once.
 
     Args:

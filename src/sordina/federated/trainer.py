@@ -20,32 +20,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sordina import randomness
+from sordina import random
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import losses
+from sordina.federated.algorithms.registry import FedAvg, FederatedAlgorithm
 from sordina.federated.client_data import Clients, named_shards
-from sordina.federated.data.federation import Federation
+from sordina.federated.data.partition import Federation
 from sordina.federated.forecast import Forecast, forecast
-from sordina.federated.keeping import FederationKeeper, Watch, kept
-from sordina.federated.methods import FedAvg, FederatedAlgorithm
 from sordina.federated.objective import flat_parameters, of_module
 from sordina.federated.population import Population
 from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
-from sordina.federated.problem import Problem
-from sordina.federated.record import Trace, line
+from sordina.federated.problem import FederatedProblem
+from sordina.federated.record import RoundTrace, line
 from sordina.federated.result import FederatedResult, load_models, load_personal_model
-from sordina.federated.run import Seen
+from sordina.federated.round import Patience, RoundView
+from sordina.federated.run_keeper import FederationKeeper, Watch, kept
 from sordina.federated.setup import FederatedSetup, Finished, conduct
-from sordina.federated.stopping import Patience
+from sordina.plan import check_whole
+from sordina.privacy import check_seed
 from sordina.run_folder import RECIPE, RunFolder
 from sordina.tables import Schema
 from sordina.training.batches import as_rows
-from sordina.training.data_checks import check_takes
-from sordina.training.losses import Loss
-from sordina.training.plan import check_whole
-from sordina.training.settings import described
-from sordina.types import check_seed
+from sordina.training.losses import Loss, check_takes
+from sordina.training.run_keeper import described
 
 __all__ = ["FederatedResult", "FederatedTrainer", "Forecast", "load_models", "load_personal_model"]
 _OWN = "own data"
@@ -108,9 +106,9 @@ class FederatedTrainer:
         module = self._module()
         problem = self._problem(module, clients, validation)
         setup = self._setup(len(problem.train))
-        rng = randomness.generator(self.seed)
+        rng = random.generator(self.seed)
         description = self._description(module, setup, problem)
-        trace = Trace()
+        trace = RoundTrace()
 
         def go(observe: Watch, keeper: FederationKeeper | None) -> Finished:
             models = self._initial(module, rng)
@@ -119,7 +117,7 @@ class FederatedTrainer:
         with ExitStack() as stack:
             tick = _bar(stack, self.rounds) if self.progress else None
 
-            def observe(one: Seen) -> None:
+            def observe(one: RoundView) -> None:
                 trace(one)
                 if tick is not None:
                     tick(line(one))
@@ -193,7 +191,7 @@ class FederatedTrainer:
             compress=self.compression,
         )
 
-    def _problem(self, module: nn.Module, clients: Clients, validation: Any) -> Problem:
+    def _problem(self, module: nn.Module, clients: Clients, validation: Any) -> FederatedProblem:
         """Clients and objective, checked against each other before anything is reserved or drawn."""
         dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
         shards = named_shards(clients, self.schema, dtype)
@@ -210,7 +208,7 @@ class FederatedTrainer:
             _OWN, list(shards.values()), list(held_out.values()), model=type(module).__name__, loss=loss.name,
             metric="accuracy" if classes and _scores(objective, module, everybody) else "loss",
         )  # fmt: skip
-        return Problem(federation, objective, everybody, others, tuple(shards))
+        return FederatedProblem(federation, objective, everybody, others, tuple(shards))
 
     def _initial(self, module: nn.Module, rng: np.random.Generator) -> Tensor:
         """The first models: the module's weights as they are; further ones drawn anew."""
@@ -221,7 +219,7 @@ class FederatedTrainer:
                 drawn.append(flat_parameters(_reset(module) if isinstance(self.model, nn.Module) else self._module()))
         return torch.stack(drawn)
 
-    def _description(self, module: nn.Module, setup: FederatedSetup, problem: Problem) -> dict[str, Any]:
+    def _description(self, module: nn.Module, setup: FederatedSetup, problem: FederatedProblem) -> dict[str, Any]:
         """How the run was asked for, as plain data; of the clients' data only their number, names and rows' shape."""
         x, y = problem.train.x, problem.train.y
         return {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sordina.gradients import explicit
-from sordina.gradients.check import Problem, check, check_losses
+from sordina.gradients.checks import Problem, check, check_losses, fix
 from sordina.gradients.engine import Engine
-from sordina.gradients.fix import fix
 from sordina.gradients.layout import Layout
 from sordina.gradients.tape import GhostTape
 

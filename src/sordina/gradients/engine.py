@@ -17,17 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients.calls import Call, check_losses_apart, used_outside
-from sordina.gradients.capture import Recorder
-from sordina.gradients.check import check, check_losses
-from sordina.gradients.harvest import terms_of
-from sordina.gradients.install import install, remove
-from sordina.gradients.layers.fold import widen
-from sordina.gradients.layout import Layout, layouts
-from sordina.gradients.one_by_one import Backwards, Piece, folded
-from sordina.gradients.parts import Parts, check_same_layout, trainable
-from sordina.gradients.rehearsal import aside
-from sordina.gradients.removal import Schedule
+from sordina.gradients._backward import terms_of
+from sordina.gradients._calls import ModelCall, check_losses_apart, install, remove, used_outside
+from sordina.gradients._hooks import Recorder
+from sordina.gradients._rehearsal import aside
+from sordina.gradients.checks import check, check_losses
+from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
+from sordina.gradients.one_by_one import BackwardPiece, Backwards, folded
+from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision
 from sordina.gradients.terms import Term
@@ -68,7 +65,7 @@ class Engine:
         self._layouts = layouts(model, groups)
         self._public_buffers = frozenset(public_buffers)
         self._told: set[str] = set()
-        self._loss_checks, self._checked = Schedule(), False
+        self._loss_checks, self._checked = RemovalSchedule(), False
         self._install()
 
     def _install(self) -> None:
@@ -162,8 +159,8 @@ class Engine:
         self.expect(rows)
         with aside(self.model):
             self.record(losses())
-        self._loss_checks, self._checked = Schedule(), False
-        self._calls.removal = Schedule()
+        self._loss_checks, self._checked = RemovalSchedule(), False
+        self._calls.removal = RemovalSchedule()
 
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
         """One backward pass from per-row losses (B,); rows of one unit are consecutive, ``rows_per_unit`` each."""
@@ -207,16 +204,16 @@ class Engine:
                 "changed in place), so nobody sees whose gradient it gets: move this use into the model."
             )
         if units == 1 and not any(call.apart for call in calls):
-            return Backwards([Piece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
+            return Backwards([BackwardPiece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
         return self._one_by_one(losses, calls, rows_per_unit)
 
-    def _one_by_one(self, losses: Tensor, calls: Sequence[Call], rows_per_unit: int) -> dict[str, Term]:
+    def _one_by_one(self, losses: Tensor, calls: Sequence[ModelCall], rows_per_unit: int) -> dict[str, Term]:
         """Each sample alone, from the gradients of the model's results on."""
         edges = [edge for call in calls for edge in call.edges]
         asked: list[Any] = [edge for edge in edges if edge is not None]
         found = iter(torch.autograd.grad(losses, asked, torch.ones_like(losses), allow_unused=True))
         gradients = iter([None if edge is None else next(found) for edge in edges])
-        pieces = [Piece() for _ in losses]
+        pieces = [BackwardPiece() for _ in losses]
         for call in calls:
             own = [next(gradients) for _ in call.edges]
             if call.rows != len(losses):

@@ -12,13 +12,13 @@ from sordina.errors import InvalidInput
 from sordina.gradients.layout import Layout, layouts
 from sordina.gradients.tape import GhostTape
 from sordina.gradients.terms import Dense, Term
-from sordina.seam import Query, Scalars
+from sordina.queries import Query, Scalars
 
 
 class MatrixTape:
     """A tape over an explicit (U, P) matrix, one vector per unit: the updates of clients, or an oracle's gradients.
 
-    >>> from sordina.seam import VectorQuery
+    >>> from sordina.queries import VectorQuery
     >>> tape = MatrixTape(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
     >>> tape.scalars().norms
     tensor([5., 2.])

@@ -1,4 +1,4 @@
-"""How a group of parameters becomes one flat vector, and back."""
+"""How samples and parameters are laid out: flat vectors, the dimension of the samples, the parts of a model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
+
+# How a group of parameters becomes one flat vector, and back.
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,91 @@ def layouts(model: nn.Module, groups: Sequence[Sequence[str]] | None) -> tuple[L
     if len(listed) != len(set(listed)):
         raise InvalidInput("a parameter is in two groups: each belongs to exactly one.")
     return tuple(Layout(tuple(group), tuple(tuple(trainable[name].shape) for name in group)) for group in chosen)
+
+
+# Which dimension holds the samples, and how many rows make a unit of privacy.
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The batch seen as ``units`` units of ``rows`` consecutive rows each, along dimension ``dim``."""
+
+    units: int
+    rows: int = 1
+    dim: int = 0
+
+    def places(self, x: Tensor, keep: int = 1) -> Tensor:
+        """``x`` as (units, places, features): its last ``keep`` dimensions are features, the others are places.
+
+        >>> Fold(units=2, rows=3).places(torch.zeros(6, 5, 4)).shape
+        torch.Size([2, 15, 4])
+        """
+        x = widen(x)
+        if self.dim:
+            x = x.movedim(self.dim, 0)
+        return x.reshape(self.units, -1, prod(x.shape[x.dim() - keep :]))
+
+    def total(self, x: Tensor, keep: int = 1) -> Tensor:
+        """The sum over places: (units, features)."""
+        places = self.places(x, keep)
+        return places[:, 0] if places.shape[1] == 1 else places.sum(1)
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """(units * rows, size) summed over the rows of a unit: (units, size)."""
+        return x if self.rows == 1 else x.view(self.units, self.rows, -1).sum(1)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Half precision becomes single: norms are never accumulated in sixteen bits."""
+    return x.float() if x.dtype in LOW_PRECISION else x
+
+
+# The modules and parameters a model consists of, to see cheaply when somebody exchanges, freezes or thaws one.
+
+
+class Parts:
+    """What a model consisted of when an engine began to listen to it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [
+            (module._modules, key, child) for module in model.modules() for key, child in module._modules.items()
+        ]
+        self._parameters = [
+            (module._parameters, key, each, each is not None and each.requires_grad)
+            for module in model.modules()
+            for key, each in module._parameters.items()
+        ]
+        tables = [table for module in model.modules() for table in (module._modules, module._parameters)]
+        self._sizes = [(table, len(table)) for table in tables]
+
+    def same(self) -> bool:
+        """Whether every module and parameter is still the object it was, and as trainable."""
+        return (
+            all(members.get(key) is child for members, key, child in self._modules)
+            and all(
+                members.get(key) is each and (each is None or each.requires_grad == free)
+                for members, key, each, free in self._parameters
+            )
+            and all(len(members) == size for members, size in self._sizes)
+        )
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def check_same_layout(model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse a model whose trainable parameters are not those of ``shapes``."""
+    now = {name: tuple(each.shape) for name, each in trainable(model).items()}
+    advice = "Make the optimiser and the engine (or the private object) anew, and count what was spent so far."
+    for name in shapes:
+        if name not in now:
+            raise InvalidInput(f"parameter {name!r} was frozen or taken away while the engine listened. {advice}")
+    for name, shape in now.items():
+        if name not in shapes:
+            raise InvalidInput(f"parameter {name!r} was added or unfrozen while the engine listened. {advice}")
+        if shape != shapes[name]:
+            raise InvalidInput(f"parameter {name!r} has another shape than when the engine was made. {advice}")

@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 
 from sordina.errors import Unsupported
-from sordina.gradients.capture import harvesting
-from sordina.gradients.layers.fold import widen
-from sordina.gradients.nested import changed, tensors_in
-from sordina.gradients.norms import Estimate, squared_lengths
-from sordina.gradients.rehearsal import Dims, part
+from sordina.gradients._hooks import gathering
+from sordina.gradients._rehearsal import Dims, part
+from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.layout import widen
+from sordina.gradients.norms import NormEstimate, Weights, squared_lengths
 from sordina.gradients.terms import Dense, Term
-from sordina.gradients.weights import Weights
 
 KEPT_BYTES = 1 << 28
 """Per-sample gradients of up to this size are written down; larger ones are computed again when asked for."""
 
 
 @dataclass(frozen=True)
-class Placement:
+class SamplePlacement:
     """Where the samples lie in a tensor."""
 
     dim: int
@@ -37,7 +36,7 @@ class Placement:
     """Whether each sample has one row there; if not, several that lie next to one another."""
 
 
-Placements = tuple[Placement | None, ...]
+SamplePlacements = tuple[SamplePlacement | None, ...]
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,11 @@ class Apart:
     """By sample the tensors of the result, with their graphs."""
     border: list[Tensor]
     """The same put together, without a graph behind them."""
-    placements: Placements
+    placements: SamplePlacements
 
-    def pieces(self, gradients: Sequence[Tensor | None]) -> list[Piece]:
+    def pieces(self, gradients: Sequence[Tensor | None]) -> list[BackwardPiece]:
         """By sample its results and their gradients, from the ``gradients`` of the tensors at the border."""
-        pieces: list[Piece] = [Piece() for _ in self.parts]
+        pieces: list[BackwardPiece] = [BackwardPiece() for _ in self.parts]
         for number, (placement, gradient) in enumerate(zip(self.placements, gradients, strict=True)):
             if gradient is None:
                 continue
@@ -75,7 +74,7 @@ NOT_PER_SAMPLE = (
 
 
 @dataclass(frozen=True)
-class Piece:
+class BackwardPiece:
     """What a backward pass starts from."""
 
     outputs: list[Tensor] = field(default_factory=list)
@@ -83,7 +82,7 @@ class Piece:
 
 
 def run_apart(
-    forward: Callable[..., Any], value: tuple[Any, Any], dims: Dims, rows: int, placements: Placements
+    forward: Callable[..., Any], value: tuple[Any, Any], dims: Dims, rows: int, placements: SamplePlacements
 ) -> tuple[Any, Apart]:
     """The model's result on ``rows`` samples, each run alone, and how to go back from it."""
     results = []
@@ -98,7 +97,7 @@ def run_apart(
     return changed(results[0], lambda _: next(whole).clone()), Apart(parts, border, placements)
 
 
-def _together(tensors: list[Tensor], placement: Placement | None) -> Tensor:
+def _together(tensors: list[Tensor], placement: SamplePlacement | None) -> Tensor:
     if placement is not None:
         whole = torch.cat([tensor.detach() for tensor in tensors], placement.dim)
     elif tensors[0].dim() == 0 and tensors[0].is_floating_point():
@@ -111,7 +110,7 @@ def _together(tensors: list[Tensor], placement: Placement | None) -> Tensor:
 class Backwards:
     """Gradients of all parameters, one unit after the other."""
 
-    def __init__(self, pieces: Sequence[Piece], parameters: Mapping[str, Tensor], heard: bool = False) -> None:
+    def __init__(self, pieces: Sequence[BackwardPiece], parameters: Mapping[str, Tensor], heard: bool = False) -> None:
         """``heard`` says whether the forward pass was listened to: checkpoints in it are then computed in that way."""
         self.pieces, self.parameters, self.heard = pieces, parameters, heard
         self._squares: dict[str, Tensor] | None = None
@@ -123,7 +122,7 @@ class Backwards:
         wanted = self.parameters if only is None else {only: self.parameters[only]}
         if not piece.outputs:
             return {}
-        with harvesting() if self.heard else nullcontext():
+        with gathering() if self.heard else nullcontext():
             found = torch.autograd.grad(
                 piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
             )
@@ -182,10 +181,10 @@ class Alone:
         """In which precision."""
         return widen(self.backwards.parameters[self.name].detach().new_empty(0)).dtype
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """One backward pass per unit, for all parameters."""
         squares = self.backwards.squares(self.name)
-        return Estimate(squares if self.which is None else squares[self.which])
+        return NormEstimate(squares if self.which is None else squares[self.which])
 
     def project(self, direction: Tensor) -> Tensor:
         """One backward pass per unit."""
@@ -211,12 +210,12 @@ class Alone:
         return Alone(self.backwards, self.name, units if self.which is None else self.which[units])
 
 
-def folded(pieces: Sequence[Piece], rows_per_unit: int) -> list[Piece]:
+def folded(pieces: Sequence[BackwardPiece], rows_per_unit: int) -> list[BackwardPiece]:
     """The pieces of rows as pieces of units."""
     if rows_per_unit == 1:
         return list(pieces)
     return [
-        Piece(
+        BackwardPiece(
             [output for piece in pieces[start : start + rows_per_unit] for output in piece.outputs],
             [gradient for piece in pieces[start : start + rows_per_unit] for gradient in piece.gradients],
         )

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients.nested import changed, tensors_in
-from sordina.gradients.one_by_one import Placement, Placements
-from sordina.gradients.rehearsal import Dims, Snapshot, WithoutChance, aside, moved, replaced
+from sordina.gradients._rehearsal import Dims, Snapshot, WithoutChance, aside, moved, replaced
+from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
 from sordina.gradients.structure import ADVICE, CHANGES, Mixing, others_same
 
 CHANCE = SystemRandom()
@@ -26,7 +26,7 @@ Run = Callable[[Any], list[Tensor]]
 """From arguments to the tensors of a result."""
 
 
-class Schedule:
+class RemovalSchedule:
     """Random times: the first at once, the next soon, then on average every ``every`` calls.
 
     >>> schedule = Schedule(every=8)
@@ -54,7 +54,7 @@ def others_change(
     run: Run,
     value: Any,
     dims: Dims,
-    places: Placements,
+    places: SamplePlacements,
     rows: int,
     seen: Sequence[Tensor],
     before: Snapshot,
@@ -103,7 +103,7 @@ class LossWatch:
     def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor]) -> None:
         """Watch ``losses``, a function of a batch, computed with ``model``."""
         self.model, self.losses = model, losses
-        self.schedule = Schedule()
+        self.schedule = RemovalSchedule()
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``; refuses those of which one depends on another sample."""
@@ -117,7 +117,7 @@ class LossWatch:
     def _check(self, batch: Any, losses: Tensor, before: Snapshot) -> None:
         rows = len(losses)
         dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([batch]))
-        where = (Placement(0, True),)
+        where = (SamplePlacement(0, True),)
         if others_change(
             self.model, lambda value: [self.losses(value)], batch, dims, where, rows, [losses.detach()], before
         ):

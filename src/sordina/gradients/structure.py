@@ -1,7 +1,7 @@
 """Learning a model's structure: where the samples lie in every tensor, and whether samples stay apart.
 
 Nothing is taken from a real batch but the shapes and kinds of the arguments. The model runs on synthetic rows
-(`sordina.gradients.rehearsal`), with its parameters moved at random:
+(`sordina.gradients._rehearsal`), with its parameters moved at random:
 
 1. in two batch sizes. What grows with the batch is the dimension of the samples, in every tapped tensor and result;
 2. on each sample alone. A sample whose result is another one in company *mixes* with others, with or without a
@@ -27,15 +27,24 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import Unsupported
-from sordina.gradients.capture import Recorder, Tap
-from sordina.gradients.graph import crossed
-from sordina.gradients.harvest import terms_of
-from sordina.gradients.nested import tensors_in
-from sordina.gradients.norms import measure
-from sordina.gradients.one_by_one import Placement, Placements
-from sordina.gradients.rehearsal import MAKERS, Dims, Maker, Snapshot, WithoutChance, aside, made, moved, part, replaced
+from sordina.gradients._backward import crossed, terms_of
+from sordina.gradients._hooks import Recorder, Tap
+from sordina.gradients._rehearsal import (
+    MAKERS,
+    Dims,
+    Maker,
+    Snapshot,
+    WithoutChance,
+    aside,
+    made,
+    moved,
+    part,
+    replaced,
+)
+from sordina.gradients._tracing import tensors_in
+from sordina.gradients.norms import Weights, measure
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
 from sordina.gradients.terms import Term
-from sordina.gradients.weights import Weights
 
 Key = tuple[str, int]
 SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34, 38)
@@ -68,8 +77,8 @@ class Structure:
     """What is known about one way to call the model."""
 
     inputs: Dims
-    outputs: Placements
-    taps: Mapping[Key, Placement | None]
+    outputs: SamplePlacements
+    taps: Mapping[Key, SamplePlacement | None]
     """By the key of a tap where its samples lie; None where samples take no part."""
     passed: frozenset[Key]
     """The keys of taps below which the backward pass always goes on."""
@@ -90,7 +99,7 @@ class Structure:
         return (size == rows if place.single else size > 0 and size % rows == 0) and tap.intact()
 
 
-MISSING = Placement(99, True)
+MISSING = SamplePlacement(99, True)
 
 
 @dataclass
@@ -162,7 +171,7 @@ class Study:
             torch.enable_grad(),
             self._unheard(),
         ):
-            return Trial(self, dims, few, made_up(rows=few), snapshot).run(many, made_up(rows=many))
+            return StructureTrial(self, dims, few, made_up(rows=few), snapshot).run(many, made_up(rows=many))
 
     @contextmanager
     def _unheard(self) -> Iterator[None]:
@@ -191,7 +200,7 @@ class Study:
 
 
 @dataclass
-class Trial:
+class StructureTrial:
     """The model on one synthetic batch of a few samples."""
 
     study: Study
@@ -242,10 +251,12 @@ class Trial:
         if secret:
             raise Unsupported(kept_words(secret[0]))
 
-    def _placements(self, few: Sequence[Tensor], many: Sequence[Tensor], one: Sequence[Any], size: int) -> Placements:
+    def _placements(
+        self, few: Sequence[Tensor], many: Sequence[Tensor], one: Sequence[Any], size: int
+    ) -> SamplePlacements:
         if any(len(each) != len(few) for each in (many, *one)):
             raise Mixing(f"samples mix: the form of the model's result depends on how many samples there are. {ADVICE}")
-        found: list[Placement | None] = []
+        found: list[SamplePlacement | None] = []
         for number, tensor in enumerate(few):
             place = _grown(tensor.shape, many[number].shape, self.rows, size)
             single = [each[number].shape for each in one]
@@ -258,7 +269,7 @@ class Trial:
             found.append(place)
         return tuple(found)
 
-    def _compare(self, together: Sequence[Tensor], apart: Sequence[Sequence[Tensor]], places: Placements) -> None:
+    def _compare(self, together: Sequence[Tensor], apart: Sequence[Sequence[Tensor]], places: SamplePlacements) -> None:
         for number, (tensor, place) in enumerate(zip(together, places, strict=True)):
             if place is None:
                 continue
@@ -269,7 +280,9 @@ class Trial:
                     f"no per-sample bound exists. {ADVICE}"
                 )
 
-    def _check_replaced(self, value: tuple[Any, Any], rows: int, outputs: Sequence[Tensor], places: Placements) -> None:
+    def _check_replaced(
+        self, value: tuple[Any, Any], rows: int, outputs: Sequence[Tensor], places: SamplePlacements
+    ) -> None:
         for change in LOUD:
             sample = int(torch.randint(rows, (), generator=self.study.generator))
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
@@ -328,7 +341,7 @@ class Trial:
             return nothing, "a rule does not fit how its layer is called", True
 
     def _piece(
-        self, row: int, tensors: Sequence[Tensor], places: Placements, spread: Sequence[Tensor]
+        self, row: int, tensors: Sequence[Tensor], places: SamplePlacements, spread: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         chosen = [
             (tensor, weight.narrow(place.dim, row * tensor.shape[place.dim], tensor.shape[place.dim]))
@@ -417,7 +430,12 @@ def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = N
 
 
 def others_same(
-    before: Sequence[Tensor], after: Sequence[Tensor], places: Placements, sample: int, rows: int, rough: float = 1.0
+    before: Sequence[Tensor],
+    after: Sequence[Tensor],
+    places: SamplePlacements,
+    sample: int,
+    rows: int,
+    rough: float = 1.0,
 ) -> bool:
     """Whether the results of all samples but ``sample`` are the same."""
     if len(before) != len(after):
@@ -460,7 +478,7 @@ def _shapes(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:
     return shapes
 
 
-def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> Placement | None:
+def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> SamplePlacement | None:
     """The dimension that grew from a multiple of ``a`` to the same multiple of ``b``, if all others are equal."""
     if len(few) != len(many):
         return None
@@ -470,14 +488,14 @@ def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> Placement
     dim = other[0]
     if few[dim] % a or few[dim] // a * b != many[dim]:
         return None
-    return Placement(dim, few[dim] == a)
+    return SamplePlacement(dim, few[dim] == a)
 
 
 def _places(
     few: Mapping[Key, list[torch.Size]], many: Mapping[Key, list[torch.Size]], a: int, b: int, first: set[Key]
-) -> dict[Key, Placement | None]:
+) -> dict[Key, SamplePlacement | None]:
     """Where the samples lie in the taps; those of ``first`` must have them in the first dimension."""
-    found: dict[Key, Placement | None] = {}
+    found: dict[Key, SamplePlacement | None] = {}
     for key, shapes in few.items():
         others = many.get(key, [])
         if len(others) != len(shapes):
@@ -488,11 +506,11 @@ def _places(
         if None in places or len(dims) != 1 or (key in first and dims != {0}):
             found[key] = None
         else:
-            found[key] = Placement(dims.pop(), all(place is not None and place.single for place in places))
+            found[key] = SamplePlacement(dims.pop(), all(place is not None and place.single for place in places))
     return found
 
 
-def _passed(losses: Tensor, taps: Sequence[Tap], places: Mapping[Key, Placement | None]) -> frozenset[Key]:
+def _passed(losses: Tensor, taps: Sequence[Tap], places: Mapping[Key, SamplePlacement | None]) -> frozenset[Key]:
     used = [tap.edge if tap.build and places[tap.key] is not None else None for tap in taps]
     through = crossed(losses, used)
     ends = {tap.key for place, tap in enumerate(taps) if place not in through or len(tap.shape) < 3}

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients.layout import Layout
-from sordina.gradients.norms import Measured, in_range, measure, mend, written
+from sordina.gradients.norms import Measured, Weights, in_range, measure, mend, written
 from sordina.gradients.terms import Dense, Pair, Term
-from sordina.gradients.weights import Weights
-from sordina.seam import Query, ScalarQuery, Scalars
+from sordina.queries import Query, ScalarQuery, Scalars
 
 
 def full_precision(device: str) -> AbstractContextManager[None]:

@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sordina.gradients.norms import Estimate, lengths, squared_lengths, unit_roundoff
-from sordina.gradients.weights import Weights
+from sordina.gradients.norms import NormEstimate, Weights, lengths, squared_lengths, unit_roundoff
 
 CHUNK_BYTES = 2 << 20
 """Per-unit gradients that must be written down are written in pieces of about this size, which stay in cache."""
@@ -43,7 +42,7 @@ class Term(Protocol):
         """In which precision."""
         ...
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """``|g_i|^2``, shape (U,), and how far rounding may have taken it from the truth."""
         ...
 
@@ -95,9 +94,9 @@ class Dense:
             self._norms = lengths(self.vectors)
         return self._norms
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """Nothing cancels."""
-        return Estimate(squared_lengths(self.vectors))
+        return NormEstimate(squared_lengths(self.vectors))
 
     def project(self, direction: Tensor) -> Tensor:
         """``<g_i, u>``."""
@@ -133,9 +132,9 @@ class Pair:
         """In which precision."""
         return self.left.kind
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """``|left|^2 |right|^2``: nothing cancels."""
-        return Estimate(squared_lengths(self.left.vectors) * squared_lengths(self.right.vectors))
+        return NormEstimate(squared_lengths(self.left.vectors) * squared_lengths(self.right.vectors))
 
     def project(self, direction: Tensor) -> Tensor:
         """``<l, D r>`` with D the direction as a matrix."""
@@ -176,7 +175,7 @@ class Outer:
         """In which precision."""
         return self.left.dtype
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """The ghost norm ``sum (l l^T) o (r r^T)``; the diagonals of the two matrices give ``M = sum_t |l_t| |r_t|``.
 
         What underflows in a Gram matrix is below ``tiny`` for every product. As much over ``square_error`` is added to
@@ -192,7 +191,7 @@ class Outer:
             squares[where] = all_places(left.mul_(right))
             count[where] = ((one > 0) & (two > 0)).sum(1, dtype=torch.float64)
             majorant[where] = ((one + floor) * (two + floor)).sqrt_().sum(1)
-        return Estimate(squares, majorant, square_error, (count + 3) * unit_roundoff(kind))
+        return NormEstimate(squares, majorant, square_error, (count + 3) * unit_roundoff(kind))
 
     def project(self, direction: Tensor) -> Tensor:
         """``sum_t <l_t, D r_t>`` with D the direction as a matrix."""
@@ -304,3 +303,82 @@ def kept(term: Term, size: int, bytes_each: int) -> Term:
     if term.units * size * bytes_each <= KEPT_BYTES:
         return Dense(term.rows(slice(0, term.units)))
     return term
+
+
+# Rows of a table: the gradient of a row is the sum of the output gradients of the places that looked it up.
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """``g_i = sum_t e(indices_it) values_it^T``: indices (U, T), values (U, T, d), a table of ``height`` rows."""
+
+    indices: Tensor
+    values: Tensor
+    height: int
+
+    @property
+    def units(self) -> int:
+        """How many vectors."""
+        return self.indices.shape[0]
+
+    @property
+    def kind(self) -> torch.dtype:
+        """In which precision."""
+        return self.values.dtype
+
+    def estimate(self) -> NormEstimate:
+        """Places of one unit with equal index add up before they are squared; here and in `scatter`, additions err."""
+        keys = self.indices + torch.arange(self.units, device=self.indices.device)[:, None] * self.height
+        unique, place = torch.unique(keys, return_inverse=True)
+        sums = self.values.new_zeros(len(unique), self.values.shape[2])
+        sums.index_add_(0, place.flatten(), self.values.flatten(0, 1))
+        squares = torch.zeros(self.units, dtype=torch.float64, device=sums.device)
+        squares.index_add_(0, unique // self.height, squared_lengths(sums))
+        each = squared_lengths(self.values.flatten(0, 1)).sqrt_().view(self.units, -1)
+        additions = each.count_nonzero(1) + 2
+        return NormEstimate(squares, each.sum(1), 0.0, 2 * additions * unit_roundoff(self.kind))
+
+    def cross(self, other: Lookup | Outer) -> Tensor:
+        """``<g_i, h_i> = sum_ts h_i[index_t] . value_t``: only the rows this term looked up matter."""
+        parts = []
+        for where in chunks(self.units, self.indices.shape[1] * _places(other) * self.values.element_size()):
+            indices, values = self.indices[where], self.values[where]
+            if isinstance(other, Lookup):
+                meet = (other.indices[where][:, :, None] == indices[:, None, :]).to(values.dtype)
+                right = other.values[where]
+            else:
+                left, right = other.left[where], other.right[where]
+                meet = left.gather(2, indices[:, None, :].expand(-1, left.shape[1], -1))
+            parts.append(all_places(gram(right, values).mul_(meet)))
+        return torch.cat(parts)
+
+    def project(self, direction: Tensor) -> Tensor:
+        """``sum_t <D[index_t], value_t>``."""
+        table = direction.reshape(self.height, -1)
+        return (table[self.indices] * self.values).sum((1, 2))
+
+    def contract(self, weights: Weights, out: Tensor) -> None:
+        """Scatter the scaled values."""
+        self.scatter(weights, out.zero_())
+
+    def scatter(self, weights: Weights, out: Tensor) -> None:
+        """Add the weighted sums to what ``out`` holds."""
+        indices = self.indices.flatten()
+        for weight, target in zip(weights.rows, out, strict=True):
+            scaled = (self.values * weight[:, None, None]).flatten(0, 1)
+            target.view(self.height, -1).index_add_(0, indices, scaled)
+
+    def rows(self, where: slice) -> Tensor:
+        """Some of the vectors, written down."""
+        indices, values = self.indices[where], self.values[where]
+        table = values.new_zeros(len(indices), self.height, values.shape[2])
+        table.scatter_add_(1, indices[:, :, None].expand_as(values), values)
+        return table.flatten(1)
+
+    def take(self, units: Tensor) -> Lookup:
+        """Some of the units."""
+        return Lookup(self.indices.index_select(0, units), self.values.index_select(0, units), self.height)
+
+
+def _places(term: Lookup | Outer) -> int:
+    return term.indices.shape[1] if isinstance(term, Lookup) else term.left.shape[1]

@@ -2,8 +2,8 @@
 
 from sordina.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from sordina.mechanisms.exponential import Exponential
-from sordina.mechanisms.gaussian import Gaussian
-from sordina.mechanisms.laplace import Laplace
+from sordina.mechanisms.gaussian import GaussianMechanism
+from sordina.mechanisms.laplace import LaplaceMechanism
 from sordina.mechanisms.mechanism import Mechanism
 from sordina.mechanisms.metric_laplace import MetricLaplace
 from sordina.mechanisms.randomized_response import RandomizedResponse
@@ -13,8 +13,8 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteLaplace",
     "Exponential",
-    "Gaussian",
-    "Laplace",
+    "GaussianMechanism",
+    "LaplaceMechanism",
     "Mechanism",
     "MetricLaplace",
     "RandomizedResponse",

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms import exact
-from sordina.mechanisms.arrays import open_integers
-from sordina.mechanisms.mechanism import number, settle, source, tail, whole, word
-from sordina.types import Adjacency, Guarantee, Trust, Unit, check_delta, check_epsilon
+from sordina.mechanisms.mechanism import number, open_integers, settle, source, tail, whole, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_delta, check_epsilon
 
 VETTED_UP_TO = 10_000
 _LARGEST_VALUE = 1 << 61

@@ -13,14 +13,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
-from sordina.mechanisms.arrays import open_floats
-from sordina.mechanisms.exact import floored_gaussian
-from sordina.mechanisms.grid import Grid
-from sordina.mechanisms.mechanism import number, settle, source, tail, word
-from sordina.types import Adjacency, Guarantee, Trust, Unit, check_delta, check_epsilon, check_positive
+from sordina.mechanisms.exact import DyadicGrid, floored_gaussian
+from sordina.mechanisms.mechanism import number, open_floats, settle, source, tail, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_delta, check_epsilon, check_positive
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _MARGIN = 1e-9
@@ -97,7 +95,7 @@ def _bracket(excess: Any) -> tuple[float, float]:
 
 @checked
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianMechanism:
     """Adds Gaussian noise to a value whose L2 distance between neighbours is at most ``sensitivity``.
 
     >>> mechanism = Gaussian(sensitivity=1, epsilon=1, delta=1e-5)
@@ -106,7 +104,7 @@ class Gaussian:
 
     The guarantee holds for the floats released: noise is sampled exactly on a grid of about 2^-40 standard deviations,
     raised for the rounding of the input by a factor below ``1 + 2^-39 (sqrt(size) m + 1)``, m the noise multiplier. See
-    `sordina.mechanisms.grid`. That costs about 2 microseconds per component; for noise on gradients there is
+    `sordina.mechanisms.exact`. That costs about 2 microseconds per component; for noise on gradients there is
     `sordina.random.add_gaussian`, a thousand times faster and as exact, on a coarser grid.
     """
 
@@ -135,7 +133,7 @@ class Gaussian:
             )
         if self.calibration is Calibration.CLASSICAL and self.epsilon >= 1:
             raise Unsupported(f"classical calibration holds for epsilon < 1 only, got {self.epsilon}: use analytic.")
-        Grid.under(self.sigma)
+        DyadicGrid.under(self.sigma)
 
     @cached_property
     def noise_multiplier(self) -> float:
@@ -164,16 +162,16 @@ class Gaussian:
 
     def error_bound(self, confidence: float, size: int = 1) -> float:
         """No component of ``size`` is off by more, with probability ``confidence``."""
-        grid = Grid.under(self.sigma)
+        grid = DyadicGrid.under(self.sigma)
         quantile = -float(ndtri(tail(confidence, size) / 2))
         return quantile * self._units(grid, size) * grid.step + grid.step
 
     def release(self, value: Any, rng: np.random.Generator | None = None) -> Any:
         """``value`` with independent Gaussian noise on every component."""
         floats, close = open_floats(value)
-        grid = Grid.under(self.sigma)
+        grid = DyadicGrid.under(self.sigma)
         noise = floored_gaussian(self._units(grid, floats.size), floats.size, source(rng))
         return close(grid.add(grid.round(floats), noise))
 
-    def _units(self, grid: Grid, size: int) -> int:
+    def _units(self, grid: DyadicGrid, size: int) -> int:
         return grid.units((self.sensitivity + math.sqrt(size) * grid.step) * self.noise_multiplier)

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
-from sordina.mechanisms.arrays import open_floats
-from sordina.mechanisms.exact import floored_laplace
-from sordina.mechanisms.grid import Grid
-from sordina.mechanisms.mechanism import number, settle, source, tail, word
-from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
+from sordina.mechanisms.exact import DyadicGrid, floored_laplace
+from sordina.mechanisms.mechanism import number, open_floats, settle, source, tail, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
 
 
 @checked
 @dataclass(frozen=True)
-class Laplace:
+class LaplaceMechanism:
     """Adds Laplace noise to a number, array or tensor whose L1 distance between neighbours is at most ``sensitivity``.
 
     >>> mechanism = Laplace(sensitivity=1, epsilon=0.5)
@@ -30,7 +28,7 @@ class Laplace:
 
     The guarantee holds for the floats released, not only for the reals of the textbook: noise is sampled exactly on a
     grid of about 2^-40 scales, and the scale is raised for the rounding of the input, by a factor below
-    ``1 + 2^-39 (size / epsilon + 1)``. See `sordina.mechanisms.grid`.
+    ``1 + 2^-39 (size / epsilon + 1)``. See `sordina.mechanisms.exact`.
     """
 
     sensitivity: float
@@ -48,7 +46,7 @@ class Laplace:
             unit=word("unit", Unit, self.unit),
             trust=word("trust", Trust, self.trust),
         )
-        Grid.under(self.scale)
+        DyadicGrid.under(self.scale)
 
     @property
     def scale(self) -> float:
@@ -70,15 +68,15 @@ class Laplace:
 
     def error_bound(self, confidence: float, size: int = 1) -> float:
         """No component of ``size`` is off by more, with probability ``confidence``: ``P(|Z| > t) = e^{-t/b}``."""
-        grid = Grid.under(self.scale)
+        grid = DyadicGrid.under(self.scale)
         return -math.log(tail(confidence, size)) * self._units(grid, size) * grid.step + grid.step
 
     def release(self, value: Any, rng: np.random.Generator | None = None) -> Any:
         """``value`` with independent Laplace noise on every component."""
         floats, close = open_floats(value)
-        grid = Grid.under(self.scale)
+        grid = DyadicGrid.under(self.scale)
         noise = floored_laplace(self._units(grid, floats.size), floats.size, source(rng))
         return close(grid.add(grid.round(floats), noise))
 
-    def _units(self, grid: Grid, size: int) -> int:
+    def _units(self, grid: DyadicGrid, size: int) -> int:
         return grid.units((self.sensitivity + size * grid.step) / self.epsilon)

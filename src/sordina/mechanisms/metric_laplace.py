@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, gammaln
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
-from sordina.mechanisms.arrays import open_floats
-from sordina.mechanisms.grid import Grid
-from sordina.mechanisms.mechanism import check_confidence, number, settle, source, whole, word
-from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
+from sordina.mechanisms.exact import DyadicGrid
+from sordina.mechanisms.mechanism import check_confidence, number, open_floats, settle, source, whole, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
 
 _FINENESS = 20
 
@@ -42,7 +41,7 @@ class MetricLaplace:
 
     def __post_init__(self) -> None:
         settle(self, epsilon=check_epsilon(number("epsilon", self.epsilon)), unit=word("unit", Unit, self.unit))
-        Grid.under(1 / self.epsilon)
+        DyadicGrid.under(1 / self.epsilon)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -87,8 +86,8 @@ class MetricLaplace:
             raise InvalidInput(f"points must be a table with one point per row, got shape {floats.shape}.")
         return close(self._noised(floats, source(rng)))
 
-    def _grid(self, dimension: int) -> Grid:
-        return Grid.under(math.sqrt(self.component_variance(dimension)), _FINENESS)
+    def _grid(self, dimension: int) -> DyadicGrid:
+        return DyadicGrid.under(math.sqrt(self.component_variance(dimension)), _FINENESS)
 
     def _noised(self, points: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
         count, dimension = points.shape

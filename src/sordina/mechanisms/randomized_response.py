@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
-from sordina.mechanisms.arrays import is_tensor, open_integers
-from sordina.mechanisms.mechanism import check_confidence, number, settle, source, whole, word
-from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon
+from sordina.mechanisms.mechanism import check_confidence, is_tensor, number, open_integers, settle, source, whole, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon
 
 _BITS = 63
 

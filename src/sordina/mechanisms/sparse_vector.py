@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.mechanisms.arrays import open_floats
-from sordina.mechanisms.exact import Integers, floored_laplace
-from sordina.mechanisms.grid import Grid
-from sordina.mechanisms.mechanism import check_confidence, number, settle, source, tail, whole, word
-from sordina.types import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
+from sordina.mechanisms.exact import DyadicGrid, Integers, floored_laplace
+from sordina.mechanisms.mechanism import check_confidence, number, open_floats, settle, source, tail, whole, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon, check_positive
 
 _FINENESS = 20
 _FAR = 2.0**60
@@ -34,7 +32,7 @@ class SparseVector:
     Noise and queries live on an integer grid of 2^-20 of the smaller scale, and are sampled and compared exactly there.
 
     >>> mechanism = SparseVector(sensitivity=1, epsilon=50, threshold=100)
-    >>> from sordina.randomness import seeded
+    >>> from sordina.random import seeded
     >>> mechanism.release([3, 40, 180, 5], seeded(0)).tolist()
     [False, False, True]
     """
@@ -82,9 +80,9 @@ class SparseVector:
         return 2 * self.limit * self.sensitivity / self._shares[1]
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> DyadicGrid:
         """Where noise and queries live."""
-        return Grid.under(min(self.threshold_scale, self.query_scale), _FINENESS)
+        return DyadicGrid.under(min(self.threshold_scale, self.query_scale), _FINENESS)
 
     def threshold_noise(self, size: int, rng: np.random.Generator) -> Integers:
         """Draws of the threshold's noise, in steps of the grid."""

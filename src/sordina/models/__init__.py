@@ -16,23 +16,23 @@ import torch
 from torch import nn
 
 from sordina.errors import InvalidInput
-from sordina.models import images, losses, metrics, tables
+from sordina.models import losses, metrics, networks
 
 __all__ = ["build", "build_for", "default", "losses", "metrics", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "mnist-cnn": images.mnist_cnn,
-    "small-cnn": images.small_cnn,
-    "autoencoder": images.autoencoder,
-    "femnist-cnn": images.femnist_cnn,
-    "digits-cnn": images.digits_cnn,
-    "mlp": tables.mlp,
-    "adult-mlp": tables.adult_mlp,
-    "ag-news": tables.ag_news,
-    "hospital": tables.hospital,
-    "logistic": tables.logistic,
-    "svm": tables.svm,
-    "linear": tables.linear,
+    "mnist-cnn": networks.mnist_cnn,
+    "small-cnn": networks.small_cnn,
+    "autoencoder": networks.autoencoder,
+    "femnist-cnn": networks.femnist_cnn,
+    "digits-cnn": networks.digits_cnn,
+    "mlp": networks.mlp,
+    "adult-mlp": networks.adult_mlp,
+    "ag-news": networks.ag_news,
+    "hospital": networks.hospital,
+    "logistic": networks.logistic,
+    "svm": networks.svm,
+    "linear": networks.linear,
 }
 
 _DEFAULTS = {

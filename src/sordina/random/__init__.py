@@ -1,5 +1,7 @@
 """Randomness: secure and seeded generators, and Gaussian noise whose law is proved."""
 
+from __future__ import annotations
+
 from sordina.random.generators import generator, releasable, secure, seeded
 from sordina.random.noise import add_gaussian
 

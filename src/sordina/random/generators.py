@@ -49,7 +49,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from randomgen import AESCounter
 
 from sordina.errors import InvalidInput
-from sordina.types import check_seed
+from sordina.privacy import check_seed
 
 STALE_AFTER = 1.0
 """Seconds between two draws after which a secure generator takes a new key: far below the time a snapshot takes."""

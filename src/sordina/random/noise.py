@@ -23,7 +23,7 @@ What is assumed: the bits are fair (AES-128 is hard to break, `sordina.random.ge
 multiplications, conversions and roundings follow IEEE 754; scipy's ``ndtri`` and Python's ``NormalDist`` are right to
 2^-36, mpmath's ``erfc`` to its working precision less 40 bits; a seed is no secret, so a seeded run protects nobody.
 What the theorem is *not* about: how x was computed. That neighbouring data sets give x and x' at most Delta apart must
-hold for the sums in memory (`sordina.training.noise` says what is known of that).
+hold for the sums in memory (`sordina.private_step` says what is known of that).
 
 **The grid.** ``64 g <= sigma < 128 g``. Rounding adds the variance g^2 / 12 <= 2.1e-5 sigma^2 and no bias that any
 number could show (exp(-2 pi^2 64^2)). sigma is raised by 2^-22 of itself at most, to a single-precision multiple of g.

@@ -16,7 +16,7 @@ from sordina._lazy import lazily
 if TYPE_CHECKING:
     from sordina.reports.card import as_markdown, privacy_card
     from sordina.reports.facts import Claim, Report
-    from sordina.reports.writing import report
+    from sordina.reports.rendering import report
 
 __all__ = ["Claim", "Report", "as_markdown", "privacy_card", "report"]
 
@@ -27,7 +27,7 @@ __getattr__ = lazily(
         "Report": "sordina.reports.facts",
         "as_markdown": "sordina.reports.card",
         "privacy_card": "sordina.reports.card",
-        "report": "sordina.reports.writing",
+        "report": "sordina.reports.rendering",
     },
 )
 

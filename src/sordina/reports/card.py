@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sordina.reports.attacked import attacks
+from sordina.privacy import format_down, format_up
+from sordina.reports.attack_facts import attacks
 from sordina.run_folder import RUN, read_claim, read_json
-from sordina.types import format_down, format_up
 
 UNSTATED = "not stated"
 _UNITS = {

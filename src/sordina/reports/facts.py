@@ -64,7 +64,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Attack:
+class AttackFacts:
     """A membership attack: how well it did, and the epsilon it proves to be exceeded."""
 
     name: str
@@ -124,7 +124,7 @@ class ReleaseAttack:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupFacts:
     """How one group of people fares; a rate is None where nobody it speaks of exists."""
 
     name: str
@@ -136,10 +136,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Fairness:
+class FairnessFacts:
     """The groups and the differences between them."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[GroupFacts, ...]
     demographic_parity_difference: float | None = None
     equalized_odds_difference: float | None = None
     equal_opportunity_difference: float | None = None
@@ -147,7 +147,7 @@ class Fairness:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFacts:
     """One run folder."""
 
     name: str
@@ -164,13 +164,13 @@ class Run:
     loss: float | None = None
     """On validation data, of the model that was kept."""
     accuracy: float | None = None
-    attacks: tuple[Attack, ...] = ()
+    attacks: tuple[AttackFacts, ...] = ()
     reconstructions: tuple[Reconstruction, ...] = ()
     release: ReleaseAttack | None = None
     leakage: tuple[float, ...] = ()
     """What each client leaked, by its own account."""
     leakage_limit: float | None = None
-    fairness: Fairness | None = None
+    fairness: FairnessFacts | None = None
     caveats: tuple[str, ...] = ()
     command: str | None = None
     versions: tuple[tuple[str, str], ...] = ()
@@ -183,7 +183,7 @@ class Run:
         return bool(self.claim.private)
 
     @property
-    def measured(self) -> Attack | None:
+    def measured(self) -> AttackFacts | None:
         """The attack with the largest bound."""
         return max(self.attacks, key=lambda attack: attack.measured, default=None)
 
@@ -200,7 +200,7 @@ class Booking:
 
 
 @dataclass(frozen=True)
-class Account:
+class AccountFacts:
     """A data set's budget and all that was booked on it."""
 
     dataset: str
@@ -218,8 +218,8 @@ class Report:
 
     title: str
     created: str
-    runs: tuple[Run, ...]
-    accounts: tuple[Account, ...] = ()
+    runs: tuple[RunFacts, ...]
+    accounts: tuple[AccountFacts, ...] = ()
     refusals: tuple[str, ...] = ()
     """Runs that the budget did not allow, in the words of the refusal."""
     commands: tuple[str, ...] = field(default=())

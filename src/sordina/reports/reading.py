@@ -1,41 +1,122 @@
-"""Read the facts of a run from its folder: whatever is there is used, and a folder that is no run is refused.
-
-=======================  =============================================================================
-file                     what it gives
-=======================  =============================================================================
-``privacy.json``         the claim, its caveats, the versions (a finished run has it)
-``metrics.jsonl``        the history: epsilon, threshold, validation scores, step by step
-``recipe.json``          how the run was asked for, hence its command (``about.json`` where no command can)
-``result.json``          a federation's clients and fairness
-``audit.json``           membership attacks on the run's model
-``inversion.json``       images reconstructed from updates
-``release.json``         an attack on a release of statistics
-``fairness.json``        how groups fare
-``scores.json``          how a model of a table does on its test rows
-=======================  =============================================================================
-"""
+"""Read the facts of a run from its folder: claim, history, attacks, and whether the claim can be checked."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from sordina import private_files
+from sordina.accounting import Event, accountant, from_dict
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError
-from sordina.reports.attacked import attacks, fairness, reconstructions, release
+from sordina.privacy import Adjacency
+from sordina.reports.attack_facts import attacks, fairness, reconstructions, release
 from sordina.reports.card import answers, privacy_card
-from sordina.reports.facts import Account, Booking, Claim, Moment, Report, Run, last
-from sordina.reports.verification import Verification, verify
-from sordina.run_folder import read_facts, read_json
+from sordina.reports.facts import AccountFacts, Booking, Claim, Moment, Report, RunFacts, last
+from sordina.run_folder import MODEL_HASH, RUN, FolderState, read_claim, read_facts, read_json, state_of
+
+# Whether a run's claim can be checked against the run itself: only then may a page call it PRIVATE.
+#
+# A claim is verified if the folder says that a run of Sordina ended there, its ``privacy.json`` names the very model
+# beside it, and the epsilon it states is no smaller than the one computed anew from the events it lists. Anything else,
+# such as a model from elsewhere with a number written beside it, is a claim and no more. What this cannot find is a
+# folder that somebody forged with care: nothing in it is signed.
+
+_SLACK = 1e-6
+"""Relative difference that two versions of an accountant may have."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Whether a claim was verified, and if not, why; ``other_model`` if it speaks of another model altogether."""
+
+    verified: bool
+    why: str = ""
+    other_model: bool = False
+
+
+def verify(folder: Path, privacy: dict[str, Any]) -> Verification:
+    """Check the claim of ``folder``.
+
+    Args:
+        folder: The folder of a run.
+        privacy: What its ``privacy.json`` says.
+    """
+    if not privacy:
+        return Verification(False, "no privacy.json is there")
+    if not (folder / RUN).is_file() or MODEL_HASH not in privacy:
+        return Verification(False, "the folder does not say which model the claim is about")
+    condition = state_of(folder)
+    if condition.state is not FolderState.FINISHED:
+        return Verification(False, f"the run has not ended ({condition.state})")
+    try:
+        read_claim(folder)
+    except SordinaError:
+        return Verification(False, "privacy.json speaks of another model than the one beside it", other_model=True)
+    return _verify_epsilon(privacy)
+
+
+def _verify_epsilon(privacy: dict[str, Any]) -> Verification:
+    if privacy.get("epsilon") is None:
+        return Verification(True)
+    if "event" not in privacy:
+        return Verification(False, "privacy.json lists no events that its epsilon follows from")
+    details = privacy.get("details") or {}
+    told = {name: privacy.get(name) or details.get(name) for name in ("accountant", "adjacency", "delta")}
+    try:
+        event = from_dict(numbers(privacy["event"]))
+        adjacency = Adjacency(told["adjacency"] or Adjacency.ADD_REMOVE)
+        epsilon = _epsilon(event, str(told["accountant"] or "pld"), float(told["delta"] or 0.0), adjacency)
+        claimed = float(privacy["epsilon"])
+    except (SordinaError, TypeError, ValueError, KeyError, OverflowError):
+        return Verification(False, "the events in privacy.json cannot be read")
+    if not epsilon <= claimed * (1 + _SLACK):
+        return Verification(False, "the events in privacy.json cost more than it claims")
+    return Verification(True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(event: Event, name: str, delta: float, adjacency: Adjacency) -> float:
+    return accountant(name).epsilon(event, delta, adjacency)
+
+
+def numbers(value: Any) -> Any:
+    """Plain data with the text "inf" turned into the number that JSON does not know.
+
+    >>> numbers({"eta": "inf", "kinds": ["inf", 1]})
+    {'eta': inf, 'kinds': [inf, 1]}
+    """
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
+
+
+# Read the facts of a run from its folder: whatever is there is used, and a folder that is no run is refused.
+#
+# =======================  =============================================================================
+# file                     what it gives
+# =======================  =============================================================================
+# ``privacy.json``         the claim, its caveats, the versions (a finished run has it)
+# ``metrics.jsonl``        the history: epsilon, threshold, validation scores, step by step
+# ``recipe.json``          how the run was asked for, hence its command (``about.json`` where no command can)
+# ``result.json``          a federation's clients and fairness
+# ``audit.json``           membership attacks on the run's model
+# ``inversion.json``       images reconstructed from updates
+# ``release.json``         an attack on a release of statistics
+# ``fairness.json``        how groups fare
+# ``scores.json``          how a model of a table does on its test rows
+# =======================  =============================================================================
 
 _MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json", "release.json")
 _FIRST = re.compile(r"\b(?:initial|threshold|C)=([0-9.eE+-]+)")
@@ -61,7 +142,7 @@ def report(folders: Sequence[str | Path], *, title: str | None = None, ledger: s
     )  # fmt: skip
 
 
-def distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
+def distinct(runs: Sequence[RunFacts]) -> tuple[RunFacts, ...]:
     """The runs with names that differ: a second one of a name gets a number."""
     seen: dict[str, int] = {}
     named = []
@@ -71,7 +152,7 @@ def distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(named)
 
 
-def run(folder: str | Path) -> Run:
+def run(folder: str | Path) -> RunFacts:
     """The facts of one folder."""
     folder = Path(folder)
     if not any(os.path.lexists(folder / mark) for mark in _MARKS):
@@ -90,7 +171,7 @@ def run(folder: str | Path) -> Run:
         ) from error
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path) -> RunFacts:
     privacy, result = _object(folder / "privacy.json", read_facts), _object(folder / "result.json")
     scores = _object(folder / "scores.json")
     recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
@@ -98,7 +179,7 @@ def _run(folder: Path) -> Run:
     audited = _object(folder / "audit.json")
     kind = _kind(privacy, recipe, history)
     finished = bool(privacy) or kind == "audit"
-    return Run(
+    return RunFacts(
         name=folder.resolve().name,
         kind=kind,
         claim=_claimed(audited) if kind == "audit" else _claim(privacy, verify(folder, privacy)),
@@ -131,10 +212,10 @@ def _card(folder: Path) -> tuple[tuple[str, str], ...]:
         return ()
 
 
-def accounts(book: Ledger) -> tuple[Account, ...]:
+def accounts(book: Ledger) -> tuple[AccountFacts, ...]:
     """Every data set of a ledger, its spends priced one by one and together."""
     return tuple(
-        Account(
+        AccountFacts(
             dataset=one.dataset.name,
             budget=one.dataset.budget.epsilon,
             delta=one.dataset.budget.delta,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-from sordina.reports.facts import Attack, Claim, Run
-from sordina.reports.odds import best_guess, most_found, odds_factor, percent_up, rounded_up
-from sordina.types import delta_warning, format_down
+from sordina.privacy import best_guess, delta_warning, format_down, most_found, odds_factor, percent_up, rounded_up
+from sordina.reports.facts import AttackFacts, Claim, RunFacts
 
 NOT_PRIVATE = "NOT PRIVATE"
 _WHO = {"record": "record", "user": "person", "group": "group of people"}
 
 
-def subject(run: Run) -> str:
+def subject(run: RunFacts) -> str:
     """What was trained, and on whom."""
     what = {"train": "A model", "federate": "A federation of clients", "audit": "An audited model"}[run.kind]
     model = f" ({run.model})" if run.model else ""
@@ -22,7 +21,7 @@ def subject(run: Run) -> str:
     return f"{what}{model}, {'attacked' if run.kind == 'audit' else 'trained'}{whom}{many}."
 
 
-def badge(run: Run) -> tuple[str, str]:
+def badge(run: RunFacts) -> tuple[str, str]:
     """A word or two on the guarantee, and how to colour it: good, care or bad."""
     claim = run.claim
     if any(attack.refuted for attack in run.attacks):
@@ -42,7 +41,7 @@ def badge(run: Run) -> tuple[str, str]:
     return ("PRIVATE", "good" if (claim.epsilon or leaked(run) or 0) <= 10 else "care")
 
 
-def answer(run: Run) -> list[str]:
+def answer(run: RunFacts) -> list[str]:
     """Sentences that a reader without mathematics can act on; every "at most" is rounded up."""
     claim = run.claim
     if any(attack.refuted for attack in run.attacks):
@@ -72,7 +71,7 @@ def answer(run: Run) -> list[str]:
     return sentences
 
 
-def large_delta(run: Run) -> str | None:
+def large_delta(run: RunFacts) -> str | None:
     """What to say of a delta of one in the number of those it protects, or more."""
     claim = run.claim
     if not run.private or claim.trust == "metric" or (run.kind == "federate" and claim.unit == "record"):
@@ -80,7 +79,7 @@ def large_delta(run: Run) -> str | None:
     return delta_warning(claim.delta or 0.0, run.population, "client" if run.kind == "federate" else claim.unit)
 
 
-def _odds(run: Run) -> list[str]:
+def _odds(run: RunFacts) -> list[str]:
     claim = run.claim
     if claim.epsilon is None:
         return [claim.statement]
@@ -102,7 +101,7 @@ def _odds(run: Run) -> list[str]:
     ]
 
 
-def _metric(run: Run) -> list[str]:
+def _metric(run: RunFacts) -> list[str]:
     most = leaked(run)
     said = [claim for claim in (run.claim.statement,) if claim]
     if most is None:
@@ -123,19 +122,19 @@ def protects(claim: Claim) -> str:
     return f"one {_WHO.get(claim.unit, claim.unit)}, {claim.adjacency} neighbours, {claim.trust} model"
 
 
-def proven(attack: Attack) -> str:
+def proven(attack: AttackFacts) -> str:
     """What the attack with the largest bound shows."""
     if attack.measured == 0:
         return "nothing (ε ≥ 0)"
     return f"ε ≥ {'∞' if math.isinf(attack.measured) else format_down(attack.measured, 3)} ({attack.name})"
 
 
-def leaked(run: Run) -> float | None:
+def leaked(run: RunFacts) -> float | None:
     """The most that one client leaked."""
     return max(run.leakage, default=None) if run.leakage else None
 
 
-def odds_short(run: Run) -> str:
+def odds_short(run: RunFacts) -> str:
     """For a table: the odds' growth, or why there is none."""
     epsilon = run.claim.epsilon if run.claim.trust != "metric" else leaked(run)
     if not run.private or epsilon is None or not epsilon:

@@ -4,8 +4,30 @@ One declarative file per table or figure lies in ``experiments/`` and names the 
 the file, and a function ``(Job) -> Findings``.
 """
 
-from sordina.reproduction.experiment import SCALES, Experiment, Job, load, names
-from sordina.reproduction.findings import Curve, Findings, Panel, Value
-from sordina.reproduction.reproduce import reproduce
+from __future__ import annotations
 
-__all__ = ["SCALES", "Curve", "Experiment", "Findings", "Job", "Panel", "Value", "load", "names", "reproduce"]
+from sordina.reproduction.experiment import (
+    SCALES,
+    Experiment,
+    ExperimentFindings,
+    Job,
+    Panel,
+    PlottedCurve,
+    Value,
+    load,
+    names,
+    reproduce,
+)
+
+__all__ = [
+    "SCALES",
+    "Experiment",
+    "ExperimentFindings",
+    "Job",
+    "Panel",
+    "PlottedCurve",
+    "Value",
+    "load",
+    "names",
+    "reproduce",
+]

@@ -1,41 +1,56 @@
-"""Chapter 3 of 000: four ways to search, each at the budget of its whole grid (tables 3.8 to 3.13 and their figures).
-
-The thesis's protocol, named as such in every output: runs are composed, configurations and checkpoints are chosen on
-the test set every 50 steps, and repetitions by seed are not paid for. What is ours is the accountant (PLD instead
-of RDP), Poisson sampling (errata 3), and with the strategy `online` the improved rule (`online-as-in-thesis` is the
-printed one).
-"""
+"""Searches: 000 chapter 3, the promise that nothing need be tuned, and the noise each run of a grid needs."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from sordina.reproduction.experiment import Job
-from sordina.reproduction.findings import Curve, Findings, Panel, Value
-from sordina.tuning.compare import Comparison, Entry, Plan, compare
-from sordina.tuning.live import live_table
-from sordina.tuning.selection import Kind, Selection
+from sordina.accounting import Event, Repeated, noise_multiplier
+from sordina.accounting.stopping import stopping
+from sordina.clipping import Fixed, Online
+from sordina.privacy import Budget
+from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
+from sordina.sampling import Poisson
+from sordina.training import AutomaticRate
+from sordina.training.trainer import make_schedule
+from sordina.tuning.comparison import ComparisonPlan, ComparisonRow, SearchComparison, compare, live_table
+from sordina.tuning.plan import TrainingSchedule, chance_tried, make_scheme
+from sordina.tuning.runner import Brief, RunOrder, RunResult, finished
+from sordina.tuning.selection import Selection, SelectionKind
+from sordina.tuning.space import Configuration
 from sordina.tuning.strategies import named
-from sordina.tuning.task import Named
+from sordina.tuning.task import NamedTask
+from sordina.tuning.workers import carry_out
+
+# Chapter 3 of 000: four ways to search, each at the budget of its whole grid (tables 3.8 to 3.13 and their figures).
+#
+# The thesis's protocol, named as such in every output: runs are composed, configurations and checkpoints are chosen on
+# the test set every 50 steps, and repetitions by seed are not paid for. What is ours is the accountant (PLD instead
+# of RDP), Poisson sampling (errata 3), and with the strategy `online` the improved rule (`online-as-in-thesis` is the
+# printed one).
 
 
-def table(job: Job) -> Findings:
+def search_table(job: Job) -> ExperimentFindings:
     """All strategies at all epsilons of the scale."""
     given = job.settings
-    task = Named(
+    task = NamedTask(
         given["dataset"], given.get("model"), given["batch_size"], given["epochs"],
         rows=given.get("rows"), test_rows=given.get("test_rows"),
     )  # fmt: skip
-    plan = Plan(
+    plan = ComparisonPlan(
         task, given["strategies"], given["epsilons"], given["delta"], given["granularity"],
-        cells=given.get("cells", {}), selection=Selection(Kind.TEST_SET), method="composition", seeds=given["seeds"],
+        cells=given.get("cells", {}), selection=Selection(SelectionKind.TEST_SET), method="composition",
+        seeds=given["seeds"],
         seed=given.get("seed", 0), validate_every=given["validate_every"], workers=job.workers,
     )  # fmt: skip
     found = compare(plan, job.folder, resume=job.resume, watch=live_table if job.show else None)
     scale, unit = (100.0, "accuracy, %") if found.entries[0].metric == "accuracy" else (100.0, "MSE x 100")
     values = [_value(job, entry, scale) for entry in found.entries]
     cut = "" if task.rows is None else f", the first {task.rows} training rows of it"
-    return Findings(task.data().source + cut, values, [_panel(job, found, scale, unit)], _remarks(job, found))
+    return ExperimentFindings(task.data().source + cut, values, [_panel(job, found, scale, unit)], _remarks(job, found))
 
 
 def _reference(job: Job, strategy: str, epsilon: float) -> dict[str, Any]:
@@ -45,7 +60,7 @@ def _reference(job: Job, strategy: str, epsilon: float) -> dict[str, Any]:
     return rows[0] if rows else {}
 
 
-def _value(job: Job, entry: Entry, scale: float) -> Value:
+def _value(job: Job, entry: ComparisonRow, scale: float) -> Value:
     reference = _reference(job, entry.strategy, entry.epsilon)
     found = entry.outcome
     configuration = ", ".join(f"{name} = {value:.4g}" for name, value in found.configuration.items())
@@ -70,23 +85,23 @@ def _value(job: Job, entry: Entry, scale: float) -> Value:
     )
 
 
-def _panel(job: Job, found: Comparison, scale: float, unit: str) -> Panel:
+def _panel(job: Job, found: SearchComparison, scale: float, unit: str) -> Panel:
     curves = []
     for strategy in dict.fromkeys(entry.strategy for entry in found.entries):
         mine = [entry for entry in found.entries if entry.strategy == strategy]
         title = named(strategy).title
         spreads = [scale * (entry.outcome.spread or 0.0) for entry in mine]
         curves.append(
-            Curve(title, [entry.epsilon for entry in mine], [scale * entry.utility for entry in mine], spreads)
+            PlottedCurve(title, [entry.epsilon for entry in mine], [scale * entry.utility for entry in mine], spreads)
         )
         theirs = sorted((row["epsilon"], row["value"]) for row in job.reference if row["strategy"] == strategy)
         if theirs:
             x, y = zip(*theirs, strict=True)
-            curves.append(Curve(title, x, y, reference=True))
+            curves.append(PlottedCurve(title, x, y, reference=True))
     return Panel(job.experiment.title, "epsilon of the whole search", unit, curves)
 
 
-def _remarks(job: Job, found: Comparison) -> list[str]:
+def _remarks(job: Job, found: SearchComparison) -> list[str]:
     given = job.settings
     remarks = [
         f"Selection: {found.selection.label}.",
@@ -102,3 +117,139 @@ def _remarks(job: Job, found: Comparison) -> list[str]:
     if job.scale == "smoke":
         remarks.append("Smoke: shows that everything runs; these numbers mean nothing.")
     return [*remarks, *given.get("remarks", [])]
+
+
+# The promise of the product: Online with nothing tuned, from thresholds far apart, against a grid of Fixed runs.
+#
+# Every run has the budget of a single run and is judged by the model it ends with: the grid gets its search for free.
+
+
+def fields(configuration: Configuration) -> dict[str, Any]:
+    """``C0`` starts Online with nothing else to say; rho and C are a Fixed run, rho alone is Online as printed."""
+    if "C0" in configuration:
+        return {"clipping": Online(configuration["C0"]), "learning_rate": AutomaticRate()}
+    if "C" in configuration:
+        return {"clipping": Fixed(configuration["C"]), "lr": configuration["rho"]}
+    return named("online-as-in-thesis").fields(configuration)
+
+
+def promise_table(job: Job) -> ExperimentFindings:
+    """Test accuracy at the end of every run, the best Fixed run of the grid, and what Online lacks of it."""
+    given = job.settings
+    task = NamedTask(
+        given["dataset"], given.get("model"), given["batch_size"], given["epochs"],
+        rows=given.get("rows"), test_rows=given.get("test_rows"),
+    )  # fmt: skip
+    grid = given.get("cells") or named("fixed-threshold").grid(given["granularity"]).configurations()
+    asked = [{"C0": start} for start in given["starts"]] + [{"rho": rate} for rate in given["printed"]] + grid
+    noise, steps = _noise(task, Budget(given["epsilon"], given["delta"]))
+    brief = Brief(
+        task.trainer, fields, Budget(given["epsilon"], given["delta"]), noise, "pld", Selection(SelectionKind.TEST_SET),
+        job.folder / "runs", validate_every=steps,
+    )  # fmt: skip
+    orders = [RunOrder(number, one, seed=given["seed"]) for number, one in enumerate(asked)]
+    left = [[order] for order in orders if finished(brief.place(order)) is None]
+    carry_out(brief, left, task.source, job.workers)
+    results = [result for order in orders if (result := finished(brief.place(order)))]
+    return ExperimentFindings(
+        task.data().source,
+        _values(brief, orders, results),
+        [_panel_promise(results)],
+        _remarks_promise(job, noise, steps, results),
+    )
+
+
+def _noise(task: NamedTask, budget: Budget) -> tuple[float, int]:
+    one = task.trainer(0)
+    sampler, steps = make_schedule(
+        len(task.data().train), batch_size=one.batch_size, epochs=one.epochs, steps=one.steps,
+        sampling=one.sampling, population=one.population,
+    )  # fmt: skip
+    scheme = make_scheme(
+        [TrainingSchedule(sampler, steps)], budget, Selection(SelectionKind.TEST_SET), method="composition"
+    )
+    return scheme.noise_multiplier, steps
+
+
+def _values(brief: Brief, orders: list[RunOrder], results: list[RunResult]) -> list[Value]:
+    best = max((result.score or 0.0 for result in results if "C" in result.configuration), default=0.0)
+    values = [Value({"run": "Fixed, the best of the grid"}, 100 * best)]
+    for order, result in zip(orders, results, strict=True):
+        kind = "Online" if "C0" in order.configuration else "Fixed" if "C" in order.configuration else "Online, printed"
+        setting = ", ".join(f"{name} = {value:.4g}" for name, value in order.configuration.items())
+        note = f"{100 * ((result.score or 0.0) - best):+.2f} points from the best Fixed run"
+        if kind != "Fixed":
+            note += f"; the threshold ends at {_last_threshold(brief.place(order)):.3g}"
+        score = None if result.score is None else 100 * result.score
+        values.append(Value({"run": f"{kind}: {setting}"}, score, note=result.stopped or note))
+    return values
+
+
+def _last_threshold(folder: Path) -> float:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return float(next(entry["threshold"] for entry in reversed(entries) if "threshold" in entry))
+
+
+def _panel_promise(results: list[RunResult]) -> Panel:
+    curves = []
+    for rate in sorted({result.configuration["rho"] for result in results if "C" in result.configuration}):
+        mine = [one for one in results if one.configuration.get("rho") == rate and "C" in one.configuration]
+        points = [(one.configuration["C"], 100 * (one.score or 0.0)) for one in mine]
+        curves.append(PlottedCurve(f"Fixed, rate {rate:.3g}", [x for x, _ in points], [y for _, y in points]))
+    online = [(one.configuration["C0"], 100 * (one.score or 0.0)) for one in results if "C0" in one.configuration]
+    curves.append(PlottedCurve("Online, from C0", [x for x, _ in sorted(online)], [y for _, y in sorted(online)]))
+    return Panel("One run at one budget", "threshold C, or C0", "test accuracy, %", curves, log_x=True)
+
+
+def _remarks_promise(job: Job, noise: float, steps: int, results: list[RunResult]) -> list[str]:
+    given = job.settings
+    stopped = sum(result.stopped is not None for result in results)
+    return [
+        f"Every run by itself at epsilon {given['epsilon']:g}, delta {given['delta']:g}: {steps} steps of batch "
+        f"{given['batch_size']}, noise multiplier {noise:.4f}, seed {given['seed']}; the choice is not paid for.",
+        f"{stopped} runs ended early because their weights diverged." if stopped else "No run diverged.",
+    ]
+
+
+# How much noise each run of a grid needs, by method: what the tightest accountant and random stopping are worth.
+
+LAWS = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
+
+
+def noise_table(job: Job) -> ExperimentFindings:
+    """The noise multiplier per run for several numbers of runs K at one budget, selection not included."""
+    given = job.settings
+    schedule = TrainingSchedule(Poisson(given["batch_size"], given["population"]), given["steps"])
+    budget = Budget(given["epsilon"], given["delta"])
+    values, curves = [], {}
+    for name in ("composition, basic", "composition, RDP", "composition, PLD", *(f"stopping, {law}" for law in LAWS)):
+        noises = []
+        for runs in given["runs"]:
+            noise = noise_multiplier(_event(name, schedule, runs), budget, accountant=_judge(name))
+            noises.append(noise)
+            note = ""
+            if name.startswith("stopping"):
+                law = stopping(schedule.event(noise), runs, LAWS[name.partition(", ")[2]])
+                note = f"a given configuration is tried with probability {chance_tried(law, runs):.2f}"
+            values.append(Value({"K": str(runs), "method": name}, noise, note=note))
+        curves[name] = PlottedCurve(name, given["runs"], noises)
+    panel = Panel("Noise per run", "runs K", "noise multiplier", list(curves.values()), log_x=True, log_y=True)
+    remark = (
+        f"{given['steps']} steps at batch {given['batch_size']} of {given['population']}, epsilon {budget.epsilon:g}, "
+        f"delta {budget.delta:g}; with random stopping K is the mean. The choice of the best comes on top."
+    )
+    return ExperimentFindings("none: accounting only", sorted(values, key=_by_runs), [panel], [remark])
+
+
+def _event(name: str, schedule: TrainingSchedule, runs: int) -> Callable[[float], Event]:
+    if name.startswith("composition"):
+        return lambda noise: Repeated(schedule.event(noise), runs)
+    return lambda noise: stopping(schedule.event(noise), runs, LAWS[name.partition(", ")[2]])
+
+
+def _judge(name: str) -> str:
+    return {"composition, RDP": "rdp", "composition, basic": "basic"}.get(name, "pld")
+
+
+def _by_runs(value: Value) -> int:
+    return int(value.what["K"])

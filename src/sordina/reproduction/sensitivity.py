@@ -8,21 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordina import datasets, models, randomness
+from sordina import datasets, models, random
 from sordina.clipping import Fixed
 from sordina.clipping.policy import side_query
 from sordina.gradients import Engine
-from sordina.reproduction.experiment import Job
-from sordina.reproduction.findings import Curve, Findings, Panel, Value
+from sordina.privacy import Budget
+from sordina.queries import Tape, VectorQuery
+from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
 from sordina.sampling import Poisson
-from sordina.seam import Tape, VectorQuery
-from sordina.tuning.scheme import Schedule, make_scheme
-from sordina.tuning.selection import Kind, Selection
+from sordina.tuning.plan import TrainingSchedule, make_scheme
+from sordina.tuning.selection import Selection, SelectionKind
 from sordina.tuning.space import log_spaced
-from sordina.types import Budget
 
 
-def cosine(job: Job) -> Findings:
+def cosine(job: Job) -> ExperimentFindings:
     """Figure 3.1: how well the sanitised gradient points, as a function of C, at several iterations of training.
 
     A network is trained by plain SGD. At the chosen steps the clipped, averaged and noised gradient of the batch is
@@ -33,7 +32,7 @@ def cosine(job: Job) -> Findings:
     model = models.build_for(data, given.get("model"), seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=given["lr"])
     sampler = Poisson(given["batch_size"], len(data.train))
-    rng = randomness.seeded(given.get("seed", 0))
+    rng = random.seeded(given.get("seed", 0))
     thresholds = log_spaced(given["lowest"], given["highest"], given["thresholds"])
     curves = []
     x, y = data.train.tensors
@@ -45,7 +44,7 @@ def cosine(job: Job) -> Findings:
             (total,) = tape.contract([VectorQuery(torch.ones(len(rows)))])
             if step in given["iterations"]:
                 means = _cosines(tape, total, thresholds, given["noise_multiplier"], given["draws"], rng)
-                curves.append(Curve(f"t = {step}", thresholds, means))
+                curves.append(PlottedCurve(f"t = {step}", thresholds, means))
             _descend(engine, optimizer, total / sampler.expected_batch)
     panel = Panel("Figure 3.1", "clipping threshold C", "cosine with the true gradient", curves, log_x=True)
     values = [_peak(curve) for curve in curves]
@@ -54,7 +53,7 @@ def cosine(job: Job) -> Findings:
         f"plain SGD at rate {given['lr']:g}.",
         "The thesis shows curves without numbers and concludes that every iteration has a prominent best threshold.",
     ]
-    return Findings(data.source, values, [panel], remarks)
+    return ExperimentFindings(data.source, values, [panel], remarks)
 
 
 def _descend(engine: Engine, optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
@@ -80,25 +79,25 @@ def _cosines(
     return means
 
 
-def _peak(curve: Curve) -> Value:
+def _peak(curve: PlottedCurve) -> Value:
     best = int(np.argmax(curve.y))
     inside = "inside the range" if 0 < best < len(curve.y) - 1 else "at the end of the range"
     note = f"best C = {curve.x[best]:.3g}, {inside}; {curve.y[0]:.3f} at the lowest C, {curve.y[-1]:.3f} at the highest"
     return Value({"iteration": curve.label, "quantity": "largest cosine"}, float(curve.y[best]), note=note)
 
 
-def pareto(job: Job) -> Findings:
+def pareto(job: Job) -> ExperimentFindings:
     """Figure 3.2: pairs of noise multipliers for the gradient and for its derivative that cost the same (Prop. 1)."""
     given = job.settings
-    schedule = Schedule(Poisson(given["batch_size"], given["population"]), given["steps"])
-    selection = Selection(Kind.TEST_SET)
+    schedule = TrainingSchedule(Poisson(given["batch_size"], given["population"]), given["steps"])
+    selection = Selection(SelectionKind.TEST_SET)
     curves, values = [], []
     chosen: list[tuple[float, float]] = []
     for epsilon in given["epsilons"]:
         budget = Budget(epsilon, given["delta"])
         noise = make_scheme([schedule] * given["runs"], budget, selection, method="composition").noise_multiplier
         front = [side_query(noise, inflation) for inflation in log_spaced(1e-3, 3.0, 60)]
-        curves.append(Curve(f"epsilon {epsilon:g}", [one[0] for one in front], [one[1] for one in front]))
+        curves.append(PlottedCurve(f"epsilon {epsilon:g}", [one[0] for one in front], [one[1] for one in front]))
         gradient, derivative = side_query(noise, given["inflation"])
         chosen.append((gradient, derivative))
         values.append(
@@ -110,10 +109,10 @@ def pareto(job: Job) -> Findings:
             )
         )
     x, y = zip(*sorted(chosen), strict=True)
-    curves.append(Curve("chosen", x, y, reference=True))
+    curves.append(PlottedCurve("chosen", x, y, reference=True))
     panel = Panel("Figure 3.2", "noise multiplier of the gradient", "of its derivative", curves, log_y=True)
     remark = (
         f"{given['runs']} runs of {given['steps']} steps at batch {given['batch_size']} of {given['population']}, "
         f"delta {given['delta']:g}, composed by PLD."
     )
-    return Findings("none: accounting only", values, [panel], [remark])
+    return ExperimentFindings("none: accounting only", values, [panel], [remark])

@@ -7,17 +7,16 @@ from collections.abc import Callable
 import numpy as np
 
 from sordina.mechanisms import DiscreteLaplace
+from sordina.privacy import Adjacency, Budget
 from sordina.random import seeded
-from sordina.reproduction.experiment import Job
-from sordina.reproduction.findings import Curve, Findings, Panel, Value
+from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
 from sordina.statistics.local import Frequency
 from sordina.statistics.shuffle import shuffled_frequency
-from sordina.types import Adjacency, Budget
 
 Histogram = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
-def histogram_in_three_models(job: Job) -> Findings:
+def histogram_in_three_models(job: Job) -> ExperimentFindings:
     """Root mean squared error of a share against the number of people, and the slopes on log axes."""
     given = job.settings
     sizes, values, budget = given["people"], given["values"], Budget(given["epsilon"], given["delta"])
@@ -42,7 +41,7 @@ def histogram_in_three_models(job: Job) -> Findings:
     ]
     panel = Panel(
         f"A histogram of {values} values at epsilon {budget.epsilon:g}", "people", "error of a share",
-        [Curve(name, sizes, found) for name, found in errors.items()], log_x=True, log_y=True,
+        [PlottedCurve(name, sizes, found) for name, found in errors.items()], log_x=True, log_y=True,
     )  # fmt: skip
     remarks = [
         f"All at ({budget.epsilon:g}, {budget.delta:g})-DP with replace-one neighbours; central and local at delta 0.",
@@ -50,7 +49,7 @@ def histogram_in_three_models(job: Job) -> Findings:
         "002 states error of order 1/n centrally and 1/sqrt(n) locally, and the shuffled model in between: ours is in "
         "between in size, and falls nearly as fast as the central one: the more people, the less each has to lie.",
     ]
-    return Findings("people drawn from Zipf's law", rows, [panel], [*remarks, *job.caveats])
+    return ExperimentFindings("people drawn from Zipf's law", rows, [panel], [*remarks, *job.caveats])
 
 
 def _models(people: int, values: int, budget: Budget, notes: dict[str, str]) -> dict[str, Histogram]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from sordina.accounting import Event
 from sordina.accounting.events import to_dict as event_to_dict
+from sordina.privacy import Guarantee
 from sordina.statistics.groups import Label
-from sordina.types import Guarantee
 
 Pair = tuple[float, float]
 

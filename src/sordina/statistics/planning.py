@@ -20,9 +20,9 @@ from functools import lru_cache
 from sordina.accounting import Composed, Event, accountant, noise_multiplier
 from sordina.accounting import events as happened
 from sordina.errors import BudgetRefused, InvalidInput
+from sordina.privacy import Adjacency, Budget, format_up
 from sordina.statistics.noise import Choice, Family
 from sordina.statistics.statistic import Statistic, Terms
-from sordina.types import Adjacency, Budget, format_up
 
 _CONFIDENCE = 0.95
 _REST = 1e-3

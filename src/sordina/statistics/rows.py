@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
 from sordina.statistics.filters import Condition
-from sordina.tables.files import Source, pieces
 from sordina.tables.prepare import category_codes, number_values, person_texts, text_values
+from sordina.tables.readers import Source, pieces
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 
 

@@ -4,7 +4,7 @@ Whoever reads the answers cannot tell whose is whose, so each hides among the ot
 much smaller epsilon (`sordina.accounting.shuffled` has the bound and its proof). Or, the other way round: for the same
 epsilon everybody may lie less.
 
->>> from sordina.types import Budget
+>>> from sordina.privacy import Budget
 >>> survey = shuffled_frequency(values=4, people=10_000, budget=Budget(1, 1e-6))
 >>> survey.protocol.epsilon > 4
 True
@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina._arguments import checked
 from sordina.accounting import events
 from sordina.accounting.accountants import accountant
 from sordina.accounting.shuffled import ShufflePair
-from sordina.arguments import checked
 from sordina.errors import InvalidInput, Unsupported
 from sordina.mechanisms.mechanism import settle, source, whole
+from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit, check_delta
 from sordina.statistics.local.estimates import LocalEstimate
 from sordina.statistics.local.frequencies import GRR, FrequencyProtocol, check_categories
 from sordina.statistics.local.planner import PROTOCOLS, Frequency
-from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit, check_delta
 
 _LARGEST = 30.0
 """The largest epsilon of a single answer that is looked for."""

@@ -16,6 +16,7 @@ from sordina.accounting import Composed, Event
 from sordina.accounting.ledger import Ledger
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.mechanisms.mechanism import check_confidence
+from sordina.privacy import Adjacency, Budget, Guarantee, Unit, check_epsilon, format_up
 from sordina.statistics.answers import Answer
 from sordina.statistics.filters import parse_condition
 from sordina.statistics.groups import Divider, Grouping
@@ -26,9 +27,8 @@ from sordina.statistics.quantiles import CELLS, Quantiles
 from sordina.statistics.rows import BoundedRows, RowReader
 from sordina.statistics.statistic import Statistic, Subject, Terms
 from sordina.statistics.totals import Count, Mean, Sum, Variance
-from sordina.tables.files import Source, header
+from sordina.tables.readers import Source, header
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
-from sordina.types import Adjacency, Budget, Guarantee, Unit, check_epsilon, format_up
 
 _ROUNDING = 1 + 1e-9
 _THRESHOLD_SHARE = 0.1

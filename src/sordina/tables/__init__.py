@@ -1,9 +1,8 @@
 """Your own table: a schema that says what is public, readers, and preparation that costs no budget."""
 
-from sordina.tables.discover import Discovery, complete_privately, plan_discovery
-from sordina.tables.draft import draft_schema
-from sordina.tables.files import Piece, header, pieces
+from sordina.tables.discover import Discovery, complete_privately, draft_schema, plan_discovery
 from sordina.tables.prepare import Prepare, feature_names
+from sordina.tables.readers import Piece, header, pieces
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 from sordina.tables.table import PreparedTable, read_table
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from sordina.errors import InvalidInput
-from sordina.tables.files import Piece, pieces
+from sordina.tables.readers import Piece, pieces
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 
 Matrix = NDArray[np.float32]

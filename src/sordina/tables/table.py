@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 from sordina.datasets import Task
 from sordina.errors import InvalidInput
 from sordina.sampling import Users
-from sordina.tables.files import Piece, Source, pieces
 from sordina.tables.prepare import category_codes, feature_names, features, numbers, person_texts
+from sordina.tables.readers import Piece, Source, pieces
 from sordina.tables.schema import ColumnKind, Schema
 
 

@@ -1,16 +1,14 @@
 """Private training: the plan decides, the step clips and noises, the loop reads top to bottom."""
 
+from sordina.plan import Plan, make_plan
+from sordina.private_step import PrivateStep
 from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
-from sordina.training.distance import AutomaticRate, DistanceRate
-from sordina.training.evaluate import evaluate
-from sordina.training.own_loop import make_private
-from sordina.training.plan import Plan, make_plan
-from sordina.training.private import Private
-from sordina.training.rate import LearningRateRule, SteadyRate
+from sordina.training.learning_rates import AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
+from sordina.training.loop import Private
+from sordina.training.losses import evaluate
+from sordina.training.optimizers import AdamWOSM
 from sordina.training.run import Run
-from sordina.training.step import PrivateStep
-from sordina.training.trainer import Trainer
-from sordina.training.wosm import AdamWOSM
+from sordina.training.trainer import Trainer, make_private
 
 __all__ = [
     "AdamWOSM",

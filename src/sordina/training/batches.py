@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sordina.errors import InvalidInput
-from sordina.gradients.nested import changed, tensors_in
+from sordina.gradients._tracing import changed, tensors_in
 from sordina.sampling import PADDING, Indices
 
 Collate: TypeAlias = Callable[[list[Any]], Any]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from sordina import private_files
-from sordina.types import format_up
+from sordina.privacy import format_up
 
 
 class StopTraining(Exception):

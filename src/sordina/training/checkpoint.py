@@ -17,9 +17,8 @@ import torch
 
 from sordina.clipping import online, quantile, sector, trailing
 from sordina.errors import InvalidInput
-from sordina.training.distance import DistanceState
-from sordina.training.private import Private
-from sordina.training.rate import RateState, SteadyState
+from sordina.training.learning_rates import DistanceState, RateState, SteadyState
+from sordina.training.loop import Private
 
 _FORMAT = 2
 _STATES: list[Any] = [

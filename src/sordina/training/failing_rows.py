@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sordina.errors import SordinaError
 from sordina.gradients import Engine
-from sordina.gradients.nested import changed, tensors_in
-from sordina.gradients.rehearsal import Dims, aside, part
+from sordina.gradients._rehearsal import Dims, aside, part
+from sordina.gradients._tracing import changed, tensors_in
 
 
 class FailingRows:

@@ -14,17 +14,16 @@ from torch.utils.data import TensorDataset
 
 from sordina import clipping, datasets, models, private_files
 from sordina.accounting.ledger import Ledger
-from sordina.clipping.names import named
+from sordina.clipping import named
 from sordina.datasets import Column, Data, Task
 from sordina.errors import InvalidInput
+from sordina.plan import make_plan
+from sordina.privacy import Budget, check_seed
 from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
 from sordina.training.checkpoint import read_tensors
 from sordina.training.losses import Loss
-from sordina.training.own_loop import make_schedule
-from sordina.training.plan import make_plan
 from sordina.training.run import Run
-from sordina.training.trainer import Trainer
-from sordina.types import Budget, check_seed
+from sordina.training.trainer import Trainer, make_schedule
 
 POPULATIONS = {"digits": 1437, "adult": 32561, "mnist": 60000, "fashion-mnist": 60000, "ag-news": None}
 """The public sizes of the training sets; None where it depends on what the user has."""
@@ -36,7 +35,7 @@ _LOSSES: dict[Task, Loss] = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """What ``sordina train`` was asked for. ``seed`` None means secure, releasable noise."""
 
     dataset: str
@@ -60,8 +59,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
             raise InvalidInput(f"unknown data set {self.dataset!r}: choose one of {', '.join(DATASETS)}.")
-        if self.clipping not in clipping.names.NAMES:
-            raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(clipping.names.NAMES)}.")
+        if self.clipping not in clipping.NAMES:
+            raise InvalidInput(f"unknown clipping {self.clipping!r}: choose one of {', '.join(clipping.NAMES)}.")
         Budget(self.epsilon, self.delta)
         if self.seed is not None:
             check_seed(self.seed)
@@ -163,7 +162,7 @@ def _with_rows(data: Data, rows: Tensor) -> Data:
 
 
 def train(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     folder: Path | None = None,
     *,
     resume: bool = False,
@@ -181,11 +180,11 @@ def train(
     return trainer.fit(data.train, validation=data.test, resume=resume)
 
 
-def open_run(folder: str | Path) -> tuple[Recipe, Data, nn.Module, dict[str, Any]]:
+def open_run(folder: str | Path) -> tuple[TrainingRecipe, Data, nn.Module, dict[str, Any]]:
     """A finished run by its folder alone: its recipe, its data, its trained model and its privacy facts."""
     folder = Path(folder)
     try:
-        recipe = Recipe(**read_json(folder / RECIPE))
+        recipe = TrainingRecipe(**read_json(folder / RECIPE))
         privacy = read_claim(folder)
         weights = private_files.read(folder / MODEL)
     except (TypeError, ValueError) as error:

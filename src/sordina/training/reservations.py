@@ -10,8 +10,8 @@ from sordina.accounting import Event
 from sordina.accounting.ledger import Ledger, Reservation, Spend, Status
 from sordina.accounting.ledger.entries import stored_form
 from sordina.errors import InvalidInput
+from sordina.privacy import Adjacency, Unit
 from sordina.run_folder import HeldReservation, RunFolder
-from sordina.types import Adjacency, Unit
 
 
 def check_pair(ledger: Ledger | None, dataset: str | None) -> None:

@@ -11,14 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sordina
 from sordina.accounting import Account, Event, to_dict
+from sordina.plan import Plan, event_of, spent
+from sordina.privacy import Guarantee, delta_warning
 from sordina.run_folder import METRICS, RunFolder
-from sordina.training.plan import Plan, event_of, spent
-from sordina.training.raw import CAVEAT, KEY
-from sordina.types import Guarantee, delta_warning
+
+# Statistics of the raw data, for debugging on data that are nobody's: off by default, and marked wherever they show.
+#
+# They are computed without noise from the people in the batch, so no guarantee covers them. A run that collects them
+# carries a caveat, and its metrics must not leave the room.
+
+KEY = "NOT_PRIVATE"
+CAVEAT = "The metrics hold raw statistics of the training data (NOT_PRIVATE), which no guarantee covers."
+
+
+def raw_statistics(losses: Tensor, norms: Tensor, threshold: float) -> dict[str, float]:
+    """Mean loss, median gradient norm and clipped fraction of a batch."""
+    return {
+        "training_loss": float(losses.detach().mean()),
+        "median_norm": float(torch.median(norms)),
+        "clipped": float((norms > threshold).double().mean()),
+    }
+
+
+# What a training run leaves behind: the model, its history, and the guarantee with all that gives it meaning.
 
 CAVEATS = (
     "The population size that the sampling rate is computed from is treated as public.",

@@ -1,8 +1,8 @@
 """Tuning: try many configurations under one budget. See `search` for how to use it and `selection` for who pays."""
 
-from sordina.accounting.search import METHODS
+from sordina.accounting.search_cost import METHODS
 from sordina.tuning.outcome import Outcome
-from sordina.tuning.scheme import Scheme, make_scheme
+from sordina.tuning.plan import Scheme, make_scheme
 from sordina.tuning.search import Search
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Between, Grid, Random, log_spaced

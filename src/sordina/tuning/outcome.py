@@ -14,13 +14,13 @@ from torch import nn
 
 from sordina.accounting import Account, Composed, Event, from_dict, to_dict
 from sordina.errors import InvalidInput
+from sordina.privacy import Guarantee, delta_warning
 from sordina.run_folder import MODEL, RESULTS, RunFolder, read_claim, read_json
 from sordina.training.run import versions
-from sordina.tuning.run import Result, load_weights
-from sordina.tuning.scheme import Scheme
-from sordina.tuning.selection import Kind, Selection
+from sordina.tuning.plan import Scheme
+from sordina.tuning.runner import RunResult, load_weights
+from sordina.tuning.selection import Selection, SelectionKind
 from sordina.tuning.space import Configuration
-from sordina.types import Guarantee, delta_warning
 
 CAVEATS = (
     "The numbers of training and validation records that rates and shares are computed from are treated as public.",
@@ -42,7 +42,7 @@ class Outcome:
     configuration: Configuration
     scheme: Scheme
     selection: Selection
-    runs: tuple[Result, ...]
+    runs: tuple[RunResult, ...]
     """The runs that may be shown: all of them, or with random stopping the chosen one alone."""
     candidates: int
     """How many configurations the search was about."""
@@ -109,7 +109,7 @@ class Outcome:
         facts = read_json(folder / RESULTS)
         try:
             return cls(
-                model, facts["configuration"], scheme, selection, tuple(Result(**run) for run in facts["runs"]),
+                model, facts["configuration"], scheme, selection, tuple(RunResult(**run) for run in facts["runs"]),
                 facts["candidates"], facts["releasable"], facts["metric"], facts["score"],
                 facts["spread"], facts["repetitions"],
             )  # fmt: skip
@@ -138,7 +138,7 @@ class Outcome:
     @property
     def caveats(self) -> list[str]:
         """What the guarantee does not cover."""
-        exact = [] if self.selection.kind is Kind.PRIVATE else [self.selection.label]
+        exact = [] if self.selection.kind is SelectionKind.PRIVATE else [self.selection.label]
         return [*CAVEATS, *([SECRET] if self.scheme.stopping is not None else []), *exact, *self._warnings()]
 
     def _warnings(self) -> list[str]:

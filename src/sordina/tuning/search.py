@@ -1,49 +1,149 @@
-"""Search: try many configurations, pay once.
-
-search = sd.Search(tuning.Grid({"rho": (0.1, 1.0, 10.0)}), trainer=make_trainer, budget=sd.Budget(3, 1e-5),
-                   strategy="online", selection="private")
-found = search.fit(train, validation)
-print(found.configuration, found.guarantee)
-
-The noise of each run follows from the budget of all, the choice of the best is a private query of its own, and one
-reservation in the ledger covers everything. Made with a folder, a search that was killed goes on where it was.
-"""
+"""Search: try many configurations, pay once, choose once."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sordina import randomness
+import numpy as np
+
+from sordina import random
 from sordina.accounting import NOTHING, Composed, from_dict
 from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed, Unsupported
 from sordina.gradients import Engine
-from sordina.run_folder import RunFolder
+from sordina.plan import check_whole
+from sordina.privacy import Budget, Unit, check_seed, format_up
+from sordina.run_folder import RunFolder, read_json
 from sordina.training import Trainer
 from sordina.training.batches import as_rows
-from sordina.training.data_checks import check_takes
-from sordina.training.own_loop import make_schedule
-from sordina.training.plan import check_whole
+from sordina.training.losses import check_takes
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
-from sordina.tuning import secret
-from sordina.tuning.choice import Choice, choose
-from sordina.tuning.decision import Decision, check_costs, decide, noise_seed
+from sordina.training.trainer import make_schedule
+from sordina.tuning import runner
+from sordina.tuning.batched_runner import stackable
 from sordina.tuning.outcome import Outcome
-from sordina.tuning.run import Brief, MakeTrainer, Order, Result, finished, trained
-from sordina.tuning.scheme import COMPOSITION, STOPPING, Schedule, Scheme, make_scheme
-from sordina.tuning.selection import Kind, Selection, selection_of
+from sordina.tuning.plan import (
+    COMPOSITION,
+    STOPPING,
+    Decision,
+    Scheme,
+    TrainingSchedule,
+    check_costs,
+    decide,
+    make_scheme,
+    noise_seed,
+)
+from sordina.tuning.runner import Brief, MakeTrainer, RunOrder, RunResult, better, finished, trained
+from sordina.tuning.selection import Selection, SelectionKind, score, selection_of
 from sordina.tuning.space import MOST_RUNS, Configuration, Space
-from sordina.tuning.stacked import stackable
 from sordina.tuning.strategies import Fields, fields_of
 from sordina.tuning.workers import Given, Source, carry_out
-from sordina.types import Budget, Unit, check_seed, format_up
+
+# The choice among finished runs. Written to disk before anybody sees it, so that it is drawn once and seen once.
+
+CHOICE = "choice.json"
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    """Which run won, and by which exact score, if the selection is exact."""
+
+    number: int
+    metric: str | None = None
+    score: float | None = None
+    spread: float | None = None
+
+    def save(self, folder: RunFolder, *, hidden: bool) -> None:
+        """Write `CHOICE` into ``folder``; a ``hidden`` one into its internal part."""
+        if hidden:
+            runner.write_json(folder, CHOICE, asdict(self))
+        else:
+            folder.write_json(CHOICE, asdict(self))
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> ChosenRun | None:
+        """The choice made in ``folder``, if one was."""
+        for path in (folder.path / CHOICE, runner.part(folder.path) / CHOICE):
+            if path.exists():
+                try:
+                    return cls(**read_json(path))
+                except TypeError as error:
+                    raise InvalidInput(f"{path} is damaged: begin a new search in another folder.") from error
+        return None
+
+
+def choose(
+    brief: Brief, scheme: Scheme, orders: Sequence[RunOrder], results: Sequence[RunResult], source: Source,
+    rng: np.random.Generator,
+) -> ChosenRun:  # fmt: skip
+    """The best run: privately, or by exact scores."""
+    if brief.selection.kind is SelectionKind.TEST_SET:
+        return _best_on_average(results)
+    if brief.selection.exact:
+        return _best(results, orders[0] if brief.secret else None)
+    if len(orders) == 1:
+        return ChosenRun(orders[0].number)
+    _, validation = source()
+    scores = []
+    for order in orders:
+        trainer = trained(brief, order)
+        scores.append(score(trainer.model, trainer.loss, validation, brief.selection.bound))
+    if scheme.stopping is not None:
+        scorer = brief.selection.scorer(brief.budget, scheme.adjacency)
+        return ChosenRun(orders[int(np.argmax([scorer.release(one, rng) for one in scores]))].number)
+    return ChosenRun(orders[brief.selection.chooser(brief.budget, scheme.adjacency).release(scores, rng)].number)
+
+
+def _best(results: Sequence[RunResult], otherwise: RunOrder | None = None) -> ChosenRun:
+    """The best score; where no run has one, ``otherwise``: that all failed must not show if K is secret."""
+    found: RunResult | None = None
+    for result in results:
+        if better(result.metric or "accuracy", result.score, found.score if found else None):
+            found = result
+    if found is None and otherwise is not None:
+        return ChosenRun(otherwise.number)
+    if found is None:
+        raise TrainingFailed(
+            "no run of the search reached a validation score: all failed. Lower the rates of the grid."
+        )
+    return ChosenRun(found.number, found.metric, found.score)
+
+
+def _best_on_average(results: Sequence[RunResult]) -> ChosenRun:
+    """The thesis's rule: the configuration with the best mean over seeds; one failed run spoils a configuration."""
+    groups: dict[str, list[RunResult]] = {}
+    for result in results:
+        groups.setdefault(json.dumps(result.configuration, sort_keys=True), []).append(result)
+    found: ChosenRun | None = None
+    for members in groups.values():
+        values = [math.nan if one.score is None else one.score for one in members]
+        mean = math.fsum(values) / len(values)
+        if better(members[0].metric or "accuracy", mean, found.score if found else None):
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            found = ChosenRun(members[0].number, members[0].metric, mean, spread)
+    if found is None:
+        raise TrainingFailed("every configuration of the search failed. Lower the rates of the grid.")
+    return found
+
+
+# Search: try many configurations, pay once.
+#
+# search = sd.Search(tuning.Grid({"rho": (0.1, 1.0, 10.0)}), trainer=make_trainer, budget=sd.Budget(3, 1e-5),
+#                    strategy="online", selection="private")
+# found = search.fit(train, validation)
+# print(found.configuration, found.guarantee)
+#
+# The noise of each run follows from the budget of all, the choice of the best is a private query of its own, and one
+# reservation in the ledger covers everything. Made with a folder, a search that was killed goes on where it was.
 
 Watch = Callable[[Path], AbstractContextManager[Any]]
 """Shows a search in a folder while it runs."""
@@ -111,11 +211,11 @@ class Search:
                     return self._recall(decision, selection, folder)
                 reservation = self._reserve(decision, folder)
                 if not decision.orders:
-                    secret.erase(folder.path, decision.started)
+                    runner.erase(folder.path, decision.started)
                     folder.close_failed(NOTHING_DRAWN)
                     raise TrainingFailed(NOTHING_DRAWN)
                 brief = self._brief(decision, selection, folder)
-                if Choice.load(folder) is None:
+                if ChosenRun.load(folder) is None:
                     with self.watch(path) if self.watch else nullcontext():
                         groups = self._groups(brief, decision.orders)
                         workers = self.workers if brief.secret else max(1, min(self.workers, len(groups)))
@@ -157,9 +257,9 @@ class Search:
 
     def _decide(self, selection: Selection, size: int) -> Decision:
         """What to do, before anything is written or reserved; a budget that cannot hold it is refused here."""
-        rng = randomness.generator(self.seed)
+        rng = random.generator(self.seed)
         configurations = self.space.configurations(rng)
-        repetitions = 1 if selection.kind is Kind.TEST_SET else self.seeds
+        repetitions = 1 if selection.kind is SelectionKind.TEST_SET else self.seeds
         base = self.trainer(0)
         schedules = [self._schedule(base, configuration, size) for configuration in configurations]
         schedules = (schedules + schedules[:1] * (self.space.runs - len(schedules))) * repetitions
@@ -194,17 +294,17 @@ class Search:
         if scheme.stopping is not None:
             settle_once(reservation, scheme.event)
         else:
-            refuse_settled_by_others(reservation, Choice.load(folder) is not None)
+            refuse_settled_by_others(reservation, ChosenRun.load(folder) is not None)
         return reservation
 
-    def _schedule(self, base: Trainer, configuration: Configuration, size: int) -> Schedule:
+    def _schedule(self, base: Trainer, configuration: Configuration, size: int) -> TrainingSchedule:
         one = replace(base, **fields_of(self.strategy, configuration))
         units = size if one.users is None else len(one.users)
         sampler, steps = make_schedule(
             units, batch_size=one.batch_size, epochs=one.epochs, steps=one.steps,
             sampling=one.sampling, population=one.population,
         )  # fmt: skip
-        return Schedule(sampler, steps, Unit.RECORD if one.users is None else Unit.USER)
+        return TrainingSchedule(sampler, steps, Unit.RECORD if one.users is None else Unit.USER)
 
     def _settings(self, selection: Selection, size: int) -> dict[str, Any]:
         """All that decides what the search does: compared when it is resumed."""
@@ -227,14 +327,14 @@ class Search:
         hidden = decision.scheme.stopping is not None
         brief = Brief(
             self.trainer, self.strategy, self.budget, decision.scheme.noise_multiplier, self.accountant, selection,
-            (secret.part(folder.path) if hidden else folder.path) / "runs", self.validate_every, self.patience,
+            (runner.part(folder.path) if hidden else folder.path) / "runs", self.validate_every, self.patience,
             secret=hidden,
         )  # fmt: skip
         if hidden or len(decision.orders) < 2 or brief.noise_multiplier == 0:
             return brief
         return replace(brief, stacked=stackable(brief.make(decision.orders[0])))
 
-    def _groups(self, brief: Brief, orders: tuple[Order, ...]) -> list[list[Order]]:
+    def _groups(self, brief: Brief, orders: tuple[RunOrder, ...]) -> list[list[RunOrder]]:
         """The runs still to do; those that are worth it together, as many at once as leave every worker a share."""
         left = [order for order in orders if finished(brief.place(order)) is None]
         if not brief.stacked:
@@ -251,10 +351,10 @@ class Search:
         reservation: Reservation | None,
     ) -> Outcome:
         """Choose, leave one model, settle; what a stopped search must not tell is erased. May be killed anywhere."""
-        choice = Choice.load(folder)
+        choice = ChosenRun.load(folder)
         if choice is None:
             results = [result for order in decision.orders if (result := finished(brief.place(order)))]
-            rng = randomness.generator(noise_seed(self.seed, 0 if brief.secret else len(decision.orders)))
+            rng = random.generator(noise_seed(self.seed, 0 if brief.secret else len(decision.orders)))
             choice = choose(brief, decision.scheme, decision.orders, results, source, rng)
             choice.save(folder, hidden=brief.secret)
         outcome = self._outcome(brief, decision, choice)
@@ -265,22 +365,22 @@ class Search:
             )
         outcome.save(folder, lambda: settle_once(reservation, decision.scheme.event))
         if brief.secret:
-            secret.erase(folder.path, decision.started)
+            runner.erase(folder.path, decision.started)
         return outcome
 
     def _recall(self, decision: Decision, selection: Selection, folder: RunFolder) -> Outcome:
         """The outcome of a search that has ended: choosing twice would cost twice."""
         if decision.scheme.stopping is not None:
-            secret.erase(folder.path, decision.started)
+            runner.erase(folder.path, decision.started)
         return Outcome.load(folder.path, self.trainer(0).model, decision.scheme, selection)
 
-    def _outcome(self, brief: Brief, decision: Decision, choice: Choice) -> Outcome:
+    def _outcome(self, brief: Brief, decision: Decision, choice: ChosenRun) -> Outcome:
         order = next(order for order in decision.orders if order.number == choice.number)
         runs = [result for order in decision.orders if (result := finished(brief.place(order)))]
         if brief.secret:
             check_events(runs, decision.scheme)
             runs = [replace(run, number=0, repetition=0) for run in runs if run.number == choice.number]
-        thesis = brief.selection.kind is Kind.TEST_SET
+        thesis = brief.selection.kind is SelectionKind.TEST_SET
         return Outcome(
             trained(brief, order).model, order.configuration, decision.scheme, brief.selection, tuple(runs),
             self.space.runs, self.seed is None and not thesis,
@@ -288,7 +388,7 @@ class Search:
         )  # fmt: skip
 
 
-def check_events(runs: Sequence[Result], scheme: Scheme) -> None:
+def check_events(runs: Sequence[RunResult], scheme: Scheme) -> None:
     """Refuse the outcome of a stopped search of which a run did something else to the data than was paid for.
 
     Args:

@@ -29,14 +29,14 @@ from torch import nn
 from sordina import mechanisms
 from sordina.errors import InvalidInput
 from sordina.models.metrics import predicted_class
+from sordina.privacy import Adjacency, Budget, check_positive
 from sordina.training.batches import as_rows, inputs_and_target
 from sordina.training.losses import Loss, per_sample, row_by_row
-from sordina.types import Adjacency, Budget, check_positive
 
 SENSITIVITY = 1.0
 
 
-class Kind(str, Enum):
+class SelectionKind(str, Enum):
     """Who pays for the choice."""
 
     PRIVATE = "private"
@@ -48,9 +48,10 @@ class Kind(str, Enum):
 
 
 LABELS = {
-    Kind.PRIVATE: "private selection: one epsilon covers training and validation records, the choice included",
-    Kind.PUBLIC: "PUBLIC VALIDATION DATA: chosen by exact scores; the people in those data get no guarantee",
-    Kind.TEST_SET: "TEST SET, AS IN THE THESIS: configuration and checkpoint chosen by exact test scores, so these are "
+    SelectionKind.PRIVATE: "private selection: one epsilon covers training and validation records, the choice included",
+    SelectionKind.PUBLIC: "PUBLIC VALIDATION DATA: chosen by exact scores; the people in those data get no guarantee",
+    SelectionKind.TEST_SET: "TEST SET, AS IN THE THESIS: configuration and checkpoint chosen by exact test scores, so "
+    "these are "
     "optimistic; test records get no guarantee; repetitions by seed are not paid for",
 }
 
@@ -59,14 +60,16 @@ LABELS = {
 class Selection:
     """A kind of selection; for the private one, its ``share`` of epsilon and the loss ``bound`` of a record's merit."""
 
-    kind: Kind | str = Kind.PRIVATE
+    kind: SelectionKind | str = SelectionKind.PRIVATE
     share: float = 0.05
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in list(Kind):
-            raise InvalidInput(f"unknown selection {str(self.kind)!r}: choose one of {', '.join(map(str, Kind))}.")
-        object.__setattr__(self, "kind", Kind(self.kind))
+        if self.kind not in list(SelectionKind):
+            raise InvalidInput(
+                f"unknown selection {str(self.kind)!r}: choose one of {', '.join(map(str, SelectionKind))}."
+            )
+        object.__setattr__(self, "kind", SelectionKind(self.kind))
         if not 0 < self.share < 1:
             raise InvalidInput(f"selection's share of epsilon must lie in (0, 1), got {self.share}.")
         check_positive("the bound on a record's loss", self.bound)
@@ -74,12 +77,12 @@ class Selection:
     @property
     def exact(self) -> bool:
         """Whether scores are looked at without noise."""
-        return self.kind is not Kind.PRIVATE
+        return self.kind is not SelectionKind.PRIVATE
 
     @property
     def label(self) -> str:
         """What every output says."""
-        return LABELS[Kind(self.kind)]
+        return LABELS[SelectionKind(self.kind)]
 
     def chooser(self, budget: Budget, adjacency: Adjacency) -> mechanisms.Exponential:
         """The mechanism that chooses among runs that are all paid for."""
@@ -88,12 +91,12 @@ class Selection:
             monotonic=adjacency is Adjacency.ADD_REMOVE, adjacency=adjacency,
         )  # fmt: skip
 
-    def scorer(self, budget: Budget, adjacency: Adjacency) -> mechanisms.Gaussian:
+    def scorer(self, budget: Budget, adjacency: Adjacency) -> mechanisms.GaussianMechanism:
         """The mechanism that releases one run's score, as a part of that run."""
-        return mechanisms.Gaussian(SENSITIVITY, self.share * budget.epsilon, budget.delta, adjacency=adjacency)
+        return mechanisms.GaussianMechanism(SENSITIVITY, self.share * budget.epsilon, budget.delta, adjacency=adjacency)
 
 
-def selection_of(given: Selection | Kind | str) -> Selection:
+def selection_of(given: Selection | SelectionKind | str) -> Selection:
     """A selection by name, or as it is."""
     return given if isinstance(given, Selection) else Selection(given)
 

@@ -87,7 +87,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfGrid:
     """Some points of ``grid``, paid for as if all of it were tried: the nearest ones to the wanted ``points``.
 
     For reproductions that know from elsewhere where a large grid is good. What they find is at most what the whole grid

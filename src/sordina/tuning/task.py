@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 from sordina import datasets, models
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
+from sordina.privacy import Budget, check_seed
 from sordina.training import Trainer
 from sordina.training.losses import Loss
-from sordina.types import Budget, check_seed
 
 _LOSSES: dict[Task, Loss] = {
     Task.CLASSIFICATION: nn.functional.cross_entropy,
@@ -29,7 +29,7 @@ _BOUNDS = {Task.CLASSIFICATION: 1.0, Task.RECONSTRUCTION: 0.1}
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedTask:
     """What to train. A share ``hold_out`` of the training rows validates; with 0, the test part does.
 
     Which rows are held out is decided by a hash of each row, keyed by ``split_seed``: a row's fate depends on that row

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from sordina._memory import bound_cache, keep_freed
 from sordina.errors import InvalidInput, TrainingFailed
-from sordina.memory import bound_cache, keep_freed
-from sordina.tuning.run import Brief, Order, perform
-from sordina.tuning.together import perform_together
+from sordina.tuning.batched_runner import perform_together
+from sordina.tuning.runner import Brief, RunOrder, perform
 
 Source = Callable[[], tuple[Any, Any]]
 """Where training and validation data come from; called once per process."""
@@ -39,7 +39,7 @@ class Given:
         return self.train, self.validation
 
 
-def carry_out(brief: Brief, groups: Sequence[Sequence[Order]], source: Source, workers: int) -> None:
+def carry_out(brief: Brief, groups: Sequence[Sequence[RunOrder]], source: Source, workers: int) -> None:
     """Do all groups of runs; a group of several is one batched computation.
 
     Args:
@@ -83,7 +83,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _carry_out(brief: Brief, group: Sequence[Order], train: Any, validation: Any) -> None:
+def _carry_out(brief: Brief, group: Sequence[RunOrder], train: Any, validation: Any) -> None:
     if brief.stacked:
         perform_together(brief, group, train, validation)
         return
@@ -111,5 +111,5 @@ def _leave_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _task(group: list[Order]) -> None:
+def _task(group: list[RunOrder]) -> None:
     _carry_out(_here["brief"], group, *_here["data"])

@@ -26,7 +26,6 @@ by looking at earlier *results*, that is proved for basic composition (Rogers et
 
 from sordina.accounting.ledger.entries import Entry, Head, Kind
 from sordina.accounting.ledger.ledger import Ledger, Reservation
-from sordina.accounting.ledger.processes import Life
-from sordina.accounting.ledger.state import DataSet, Spend, Statement, Status
+from sordina.accounting.ledger.state import DataSet, Life, Spend, Statement, Status
 
 __all__ = ["DataSet", "Entry", "Head", "Kind", "Ledger", "Life", "Reservation", "Spend", "Statement", "Status"]

@@ -1,22 +1,105 @@
-"""One line of the history, its canonical text, and the chain of hashes that holds the lines together.
-
-The text of an entry is JSON with sorted keys, no spaces and ASCII only, so every database stores it unchanged; its
-hash is ``sha256(previous hash, newline, text)``, and the first entry follows sixty-four zeros.
-"""
+"""One line of the history: its fields, its canonical text, the chain of hashes, and its description."""
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import math
+import os
+import re
+import socket
+import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
-from sordina.accounting.events import Event, from_dict, to_dict
+from sordina.accounting.events import (
+    Composed,
+    Event,
+    FixedSizeSampled,
+    PoissonSampled,
+    RandomStopping,
+    Repeated,
+    from_dict,
+    to_dict,
+)
 from sordina.errors import InvalidInput, LedgerCorrupt
-from sordina.types import Adjacency, Budget, Unit
+from sordina.privacy import Adjacency, Budget, Unit
+
+# The plain fields of an entry: who, when, and one line of text.
+
+_LONGEST = 200
+
+
+def line(field: str, text: str) -> str:
+    """``text`` without surrounding blanks, if it is one printable line; refused otherwise.
+
+    >>> line("what", " count visits ")
+    'count visits'
+    """
+    stripped = text.strip() if isinstance(text, str) else ""
+    if not stripped:
+        raise InvalidInput(f"{field} must be said in a few words, got {text!r}.")
+    if not stripped.isprintable() or len(stripped) > _LONGEST:
+        raise InvalidInput(f"{field} must be one printable line of at most {_LONGEST} characters, got {text[:40]!r}...")
+    return stripped
+
+
+def name_of(dataset: str) -> str:
+    """The name of a data set: one printable line whose letters are composed (NFC), so that one name has one spelling.
+
+    >>> name_of("cafe\\u0301") == name_of("caf\\xe9")
+    True
+    """
+    return line("the name of a data set", composed(dataset))
+
+
+def composed(text: str) -> str:
+    """``text`` with every letter and its accents as one character where there is one."""
+    return unicodedata.normalize("NFC", text) if isinstance(text, str) else text
+
+
+def without_secrets(text: str, *secrets: str | None) -> str:
+    """``text`` with the password of a URL, and every one of ``secrets``, replaced by three stars.
+
+    >>> without_secrets("postgresql:/ada:hunter2@db/books")
+    'postgresql:/ada:***@db/books'
+    """
+    for secret in sorted({secret for secret in secrets if secret}, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return re.sub(r"(\w:/{1,2}[^/@:\s]*):\S*@", r"\1:***@", text)
+
+
+def myself() -> str:
+    """user@host, and nothing more about either."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = f"uid{os.getuid()}" if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def now() -> str:
+    """The time in UTC, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def whole_hash(text: str) -> str:
+    """``text`` if it is a SHA-256 in hexadecimal; refused otherwise."""
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise InvalidInput(
+            f"a head is 64 hexadecimal digits as `sordina ledger verify` prints them, got {text[:80]!r}."
+        )
+    return text
+
+
+# One line of the history, its canonical text, and the chain of hashes that holds the lines together.
+#
+# The text of an entry is JSON with sorted keys, no spaces and ASCII only, so every database stores it unchanged; its
+# hash is ``sha256(previous hash, newline, text)``, and the first entry follows sixty-four zeros.
 
 GENESIS = "0" * 64
 
@@ -211,3 +294,33 @@ def _plain_number(value: Any) -> float | int:
     if not isinstance(plain, (int, float)) or (isinstance(plain, float) and math.isnan(plain)):
         raise TypeError(f"not a number: {value!r}")
     return plain
+
+
+# An event in a few words, for tables that people read.
+
+
+def describe(event: Event) -> str:
+    """``event`` in a few words.
+
+    >>> from sordina.accounting.events import Gaussian
+    >>> describe(Repeated(PoissonSampled(0.01, Gaussian(1.5)), 100))
+    '100 x Gaussian 1.5 at rate 0.01'
+    >>> describe(Composed(()))
+    'nothing'
+    """
+    if isinstance(event, Composed):
+        return " + ".join(describe(part) for part in event.events) or "nothing"
+    if isinstance(event, Repeated):
+        return f"{event.count} x {_within(event.event)}"
+    if isinstance(event, PoissonSampled):
+        return f"{_within(event.event)} at rate {event.rate:g}"
+    if isinstance(event, FixedSizeSampled):
+        return f"{_within(event.event)} on {event.batch} of {event.population}"
+    if isinstance(event, RandomStopping):
+        return f"best of about {event.mean:g} x {_within(event.event)}"
+    return " ".join([type(event).__name__, *(f"{getattr(event, field.name):g}" for field in fields(event))])
+
+
+def _within(event: Event) -> str:
+    text = describe(event)
+    return f"({text})" if isinstance(event, Composed) and len(event.events) > 1 else text

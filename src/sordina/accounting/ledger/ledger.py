@@ -15,12 +15,23 @@ from types import TracebackType
 
 from sordina.accounting.accountants import accountant as accountant_called
 from sordina.accounting.events import Event
-from sordina.accounting.ledger.book import Book, Remembered
-from sordina.accounting.ledger.entries import Entry, Head, Kind, link, stored_form
-from sordina.accounting.ledger.limits import Fit, fit_of, overrun, refuse_over_budget, refuse_overspent
-from sordina.accounting.ledger.processes import Life, this_process
+from sordina.accounting.ledger.costs import Book, Fit, Remembered, fit_of, overrun, refuse_over_budget, refuse_overspent
+from sordina.accounting.ledger.entries import (
+    Entry,
+    Head,
+    Kind,
+    composed,
+    line,
+    link,
+    myself,
+    name_of,
+    now,
+    stored_form,
+    whole_hash,
+)
 from sordina.accounting.ledger.state import (
     DataSet,
+    Life,
     Spend,
     Statement,
     Status,
@@ -28,11 +39,11 @@ from sordina.accounting.ledger.state import (
     released,
     reserved,
     settled,
+    this_process,
 )
 from sordina.accounting.ledger.store import Store
-from sordina.accounting.ledger.words import composed, line, myself, name_of, now, whole_hash
 from sordina.errors import BudgetRefused, InvalidInput, LedgerCorrupt, SordinaError
-from sordina.types import Adjacency, Budget, Unit
+from sordina.privacy import Adjacency, Budget, Unit
 
 
 class Ledger:

@@ -1,25 +1,81 @@
-"""What a history means: which data sets there are, what was reserved, settled and released, and what it all costs.
-
-There is no stored balance that could disagree with the history: everything here is computed from the entries.
-"""
+"""What a history means: data sets, reservations, settlements, and which process made them."""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 
 from sordina.accounting.accountants import accountant
 from sordina.accounting.events import NOTHING, Composed, Event, Repeated, to_dict
-from sordina.accounting.ledger.entries import Entry, Kind
-from sordina.accounting.ledger.processes import Life, life_of
-from sordina.accounting.ledger.words import composed
+from sordina.accounting.ledger.entries import Entry, Kind, composed
 from sordina.errors import InvalidInput, LedgerCorrupt
-from sordina.types import Adjacency, Budget, Unit
+from sordina.privacy import Adjacency, Budget, Unit
+
+# Which process made a reservation, and whether it still runs: told for processes of this machine only.
+
+
+class Life(str, Enum):
+    """What is known of the process that made a reservation."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def this_process() -> str:
+    """This process: its host, its number, and when it started, so that another of the same number is not taken for it.
+
+    >>> life_of(this_process())
+    <Life.RUNNING: 'running'>
+    """
+    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def life_of(process: str) -> Life:
+    """Whether the process that `this_process` told of still runs.
+
+    Args:
+        process: What was recorded; empty for a reservation that no running process holds.
+    """
+    host, _, rest = process.partition("/")
+    number, _, started = rest.partition("/")
+    if host != socket.gethostname() or not number.isdigit():
+        return Life.UNKNOWN
+    found = _started(int(number))
+    return Life.RUNNING if found and found == started else Life.ENDED
+
+
+def _started(number: int) -> str:
+    """When a process started, in the system's own units; empty if it does not run."""
+    try:
+        text = Path(f"/proc/{number}/stat").read_text()
+        state, *rest = text.rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]
+    except (OSError, IndexError):
+        pass
+    if Path("/proc/self").exists():
+        return ""
+    try:
+        os.kill(number, 0)
+    except (OSError, OverflowError):
+        return ""
+    return "there"
+
+
+# What a history means: which data sets there are, what was reserved, settled and released, and what it all costs.
+#
+# There is no stored balance that could disagree with the history: everything here is computed from the entries.
 
 
 class Status(str, Enum):

@@ -23,8 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.pool import NullPool
 
-from sordina.accounting.ledger.entries import Entry, Head, History, link, unchain
-from sordina.accounting.ledger.words import without_secrets
+from sordina.accounting.ledger.entries import Entry, Head, History, link, unchain, without_secrets
 from sordina.errors import InvalidInput, LedgerCorrupt, SordinaError
 
 _TABLES = sa.MetaData()

@@ -1,22 +1,181 @@
-"""Shadow models: trained like the target on random halves of the rows, so that each row is in some and not in others.
-
-Column j of every array belongs to row j of the samples that the shadows were made for, and an attack is asked about
-those same samples in the same order.
-"""
+"""Shadow models: plain training, one by one or many as one computation, on random halves of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+from torch.nn import functional
 
-from sordina.auditing.membership.recipe import Progress, Recipe, silent, streams, train_loop, train_together
-from sordina.auditing.membership.samples import Samples
-from sordina.auditing.membership.target import Classifier, Target, as_target
+from sordina.auditing.membership.target import Classifier, Samples, Target, as_target, squared_errors, token_losses
 from sordina.auditing.scores import BoolArray, FloatArray
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, Unsupported
+from sordina.plan import check_whole
+
+# How a model is trained without privacy: the plain loop, and the same loop over many models as one computation.
+#
+# `train_together` stacks the parameters of models of one architecture and maps the forward pass over them
+# (``torch.func``). The losses are summed: each depends on its own slice, so one backward pass gives every model its own
+# gradient, and an elementwise optimiser on the stack is an optimiser per model. It equals the loop up to rounding.
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+Progress = Callable[[int, int], None]
+
+
+def silent(done: int, total: int) -> None:
+    """No progress shown."""
+
+
+@dataclass(frozen=True)
+class PlainTraining:
+    """Epochs over shuffled mini-batches with an ordinary optimiser. Shadows need the target's recipe to resemble it."""
+
+    epochs: int = 50
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    optimizer: str = "adam"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs)
+        check_whole("batch_size", self.batch_size)
+
+    def build_optimizer(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        """The optimiser over ``parameters``; elementwise, so it may run on stacked models."""
+        if self.optimizer not in _OPTIMIZERS:
+            raise InvalidInput(f"no optimiser is called {self.optimizer!r}. Choose one of {', '.join(_OPTIMIZERS)}.")
+        extra: dict[str, Any] = {"momentum": self.momentum} if self.optimizer == "sgd" else {}
+        build = _OPTIMIZERS[self.optimizer]
+        return build(list(parameters), lr=self.learning_rate, weight_decay=self.weight_decay, **extra)
+
+    def batches(self, rows: int, rng: np.random.Generator) -> Iterator[Tensor]:
+        """Row numbers of every mini-batch of every epoch."""
+        for _ in range(self.epochs):
+            yield from torch.split(torch.from_numpy(rng.permutation(rows)), self.batch_size)
+
+    def steps(self, rows: int) -> int:
+        """Number of mini-batches in all."""
+        return self.epochs * -(-rows // self.batch_size)
+
+
+def sample_losses(model: nn.Module, samples: Samples) -> Tensor:
+    """The training loss of each sample: the mean over tokens for a language model, else `output_losses`."""
+    if samples.labels is None:
+        return token_losses(model, samples.inputs).mean(dim=1)
+    return output_losses(model(samples.inputs), samples.labels)
+
+
+def output_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Squared error where labels are real; else cross-entropy of logits (N, classes), or of a single logit (N, 1)."""
+    if labels.is_floating_point():
+        return squared_errors(outputs, labels)
+    if outputs.dim() == 1 or outputs.shape[-1] == 1:
+        flat = outputs.reshape(len(labels))
+        return functional.binary_cross_entropy_with_logits(flat, labels.to(flat.dtype), reduction="none")
+    return functional.cross_entropy(outputs, labels.long(), reduction="none")
+
+
+def streams(count: int, rng: np.random.Generator) -> list[np.random.Generator]:
+    """A generator of its own for each of ``count`` trainings, so that one after the other equals all together."""
+    return [np.random.default_rng(int(seed)) for seed in rng.integers(2**63 - 1, size=count)]
+
+
+def fresh(model: nn.Module, seed: int) -> nn.Module:
+    """A copy of ``model`` with new initial weights."""
+    clone = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        initialise = getattr(clone, "_init_weights", None)
+        for module in clone.modules():
+            if initialise is not None:
+                initialise(module)
+                continue
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+            elif list(module.parameters(recurse=False)):
+                raise Unsupported(f"{type(module).__name__} has no reset_parameters: build the shadow models yourself.")
+    return clone
+
+
+def train(model: nn.Module, samples: Samples, recipe: PlainTraining, rng: np.random.Generator) -> nn.Module:
+    """Train ``model`` in place, without privacy."""
+    model.train()
+    optimizer = recipe.build_optimizer(list(model.parameters()))
+    for rows in recipe.batches(len(samples), rng):
+        optimizer.zero_grad()
+        torch.autograd.backward(sample_losses(model, samples.take(rows)).mean())
+        optimizer.step()
+    return model.eval()
+
+
+def train_loop(
+    models: Sequence[nn.Module],
+    parts: Sequence[Samples],
+    recipe: PlainTraining,
+    rngs: Sequence[np.random.Generator],
+    progress: Progress = silent,
+) -> list[nn.Module]:
+    """Train ``models[i]`` on ``parts[i]``, one after the other."""
+    trained = []
+    for index, (model, part, rng) in enumerate(zip(models, parts, rngs, strict=True)):
+        trained.append(train(model, part, recipe, rng))
+        progress(index + 1, len(models))
+    return trained
+
+
+def train_together(
+    models: Sequence[nn.Module],
+    parts: Sequence[Samples],
+    recipe: PlainTraining,
+    rngs: Sequence[np.random.Generator],
+    progress: Progress = silent,
+) -> list[nn.Module]:
+    """Train ``models[i]`` on ``parts[i]``, all at once; one architecture, parts of one size, labelled samples."""
+    rows = len(parts[0])
+    if any(len(part) != rows or part.labels is None for part in parts):
+        raise Unsupported("models train together on labelled parts of one size; use train_loop for others.")
+    inputs = torch.stack([part.inputs for part in parts])
+    labels = torch.stack([part.labels for part in parts if part.labels is not None])
+    parameters, buffers = stack_module_state(list(models))
+    skeleton = copy.deepcopy(models[0]).to("meta").train()
+
+    def outputs(parameter: dict[str, Tensor], buffer: dict[str, Tensor], batch: Tensor) -> Any:
+        return functional_call(skeleton, (parameter, buffer), (batch,))
+
+    forward = torch.vmap(outputs, randomness="different")
+    optimizer = recipe.build_optimizer(list(parameters.values()))
+    which = torch.arange(len(models)).unsqueeze(1)
+    streams = zip(*(recipe.batches(rows, rng) for rng in rngs), strict=True)
+    for done, batch in enumerate(streams, start=1):
+        index = torch.stack(batch)
+        optimizer.zero_grad()
+        logits = forward(parameters, buffers, inputs[which, index])
+        losses = output_losses(logits.flatten(0, 1), labels[which, index].flatten(0, 1))
+        torch.autograd.backward(losses.sum() / index.shape[1])
+        optimizer.step()
+        progress(done, recipe.steps(rows))
+    for position, model in enumerate(models):
+        model.load_state_dict({name: value[position].detach() for name, value in (parameters | buffers).items()})
+        model.eval()
+    return list(models)
+
+
+# Shadow models: trained like the target on random halves of the rows, so that each row is in some and not in others.
+#
+# Column j of every array belongs to row j of the samples that the shadows were made for, and an attack is asked about
+# those same samples in the same order.
 
 
 @dataclass(frozen=True)
@@ -65,7 +224,7 @@ def draw_halves(count: int, rows: int, rng: np.random.Generator) -> BoolArray:
 def make_shadows(
     build: Callable[[int], nn.Module],
     samples: Samples,
-    recipe: Recipe,
+    recipe: PlainTraining,
     rng: np.random.Generator,
     *,
     count: int = 16,

@@ -1,8 +1,4 @@
-"""The model under attack, as attacks see it: losses, confidences, and losses with noise inside.
-
-A confidence is ``log(p / (1 - p))`` of the probability p given to the truth (LiRA's logit scaling), so that
-``loss = -log p = softplus(-confidence)``: both ways of looking are one number, exact where p rounds to 1.
-"""
+"""The rows an attack looks at, and the model under attack as attacks see it."""
 
 from __future__ import annotations
 
@@ -15,10 +11,69 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from sordina.auditing.membership.samples import Samples
 from sordina.auditing.scores import FloatArray
 from sordina.errors import InvalidInput, Unsupported
+
+# The rows an attack looks at.
+
+
+@dataclass(frozen=True)
+class Samples:
+    """``inputs`` (N, ...) with their ``labels`` (N,); a language model's samples are token ids and need no labels."""
+
+    inputs: Tensor
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and len(self.labels) != len(self.inputs):
+            raise InvalidInput(f"{len(self.inputs)} inputs but {len(self.labels)} labels.")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, rows: Any) -> Samples:
+        """The rows at ``rows`` (indices or a mask)."""
+        rows = torch.as_tensor(rows)
+        return Samples(self.inputs[rows], None if self.labels is None else self.labels[rows])
+
+    def batches(self, size: int) -> Iterator[Samples]:
+        """Consecutive parts of at most ``size`` rows."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            yield Samples(self.inputs[part], None if self.labels is None else self.labels[part])
+
+    def __add__(self, other: Samples) -> Samples:
+        if (self.labels is None) != (other.labels is None):
+            raise InvalidInput("members and non-members must both have labels, or neither.")
+        labels = None if self.labels is None or other.labels is None else torch.cat([self.labels, other.labels])
+        return Samples(torch.cat([self.inputs, other.inputs]), labels)
+
+
+def as_samples(data: Any) -> Samples:
+    """Samples from what users hold: `Samples`, ``(inputs, labels)``, a tensor of token ids, or a torch data set.
+
+    >>> len(as_samples((torch.zeros(3, 2), torch.zeros(3))))
+    3
+    """
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, Tensor):
+        return Samples(data)
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    elif isinstance(data, Dataset):
+        data = default_collate([data[index] for index in range(len(data))])  # type: ignore[arg-type]
+    if isinstance(data, tuple | list) and len(data) in (1, 2):
+        return Samples(*(torch.as_tensor(part) for part in data))
+    raise InvalidInput(f"cannot read rows from {type(data).__name__}: give (inputs, labels), token ids or a data set.")
+
+
+# The model under attack, as attacks see it: losses, confidences, and losses with noise inside.
+#
+# A confidence is ``log(p / (1 - p))`` of the probability p given to the truth (LiRA's logit scaling), so that
+# ``loss = -log p = softplus(-confidence)``: both ways of looking are one number, exact where p rounds to 1.
 
 
 class Target(Protocol):

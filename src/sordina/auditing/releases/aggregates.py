@@ -14,8 +14,8 @@ from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, St
 from sordina.auditing.scores import Roc, Scores, auc, roc, tpr_at
 from sordina.mechanisms import DiscreteGaussian
 from sordina.mechanisms.mechanism import whole
+from sordina.privacy import check_delta, check_epsilon, format_up
 from sordina.random import generator, releasable
-from sordina.types import check_delta, check_epsilon, format_up
 
 _FALSE = 0.01
 _POINTS = 200

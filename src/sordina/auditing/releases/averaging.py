@@ -12,8 +12,8 @@ from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, St
 from sordina.errors import BudgetRefused
 from sordina.mechanisms import DiscreteLaplace
 from sordina.mechanisms.mechanism import whole
+from sordina.privacy import Budget, check_epsilon, format_up
 from sordina.random import generator, releasable
-from sordina.types import Budget, check_epsilon, format_up
 
 
 def averaging_study(

@@ -11,8 +11,8 @@ from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, St
 from sordina.errors import InvalidInput
 from sordina.mechanisms import DiscreteLaplace
 from sordina.mechanisms.mechanism import whole
+from sordina.privacy import check_epsilon, format_up
 from sordina.random import generator, releasable
-from sordina.types import check_epsilon, format_up
 
 _CLOSE = 1.0
 

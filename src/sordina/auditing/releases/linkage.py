@@ -11,9 +11,9 @@ import numpy as np
 from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, StudyLine
 from sordina.errors import InvalidInput
 from sordina.mechanisms import DiscreteLaplace
+from sordina.privacy import check_delta, check_epsilon, format_up
 from sordina.random import generator, releasable
 from sordina.tables.discover import stability_threshold
-from sordina.types import check_delta, check_epsilon, format_up
 
 COLUMNS = ("age", "education", "occupation", "relationship", "hours_per_week")
 SECRET = "income"

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sordina.auditing.membership.recipe import Progress, silent
+from sordina.auditing.membership.shadows import Progress, silent
 from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, StudyLine
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.mechanisms import DiscreteGaussian
 from sordina.mechanisms.mechanism import whole
+from sordina.privacy import check_delta, check_epsilon, format_up
 from sordina.random import generator, releasable
-from sordina.types import check_delta, check_epsilon, format_up
 
 NOISES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _LARGEST_PROGRAM = 300

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from sordina.clipping import Fixed
-from sordina.federated.clients.work import LocalSteps, sizes
-from sordina.federated.messages import Arrays, Outcome
+from sordina.federated.algorithms.algorithm import LocalSteps, sizes
+from sordina.federated.messages import Arrays, ClientResult
 from sordina.federated.objective import Batch, Objective
-from sordina.federated.order import Order
-from sordina.federated.population import Cohort
+from sordina.federated.population import Cohort, RowOrder
 from sordina.gradients.explicit import MatrixTape
+from sordina.plan import check_whole
+from sordina.privacy import Adjacency, check_positive
+from sordina.private_step import release
 from sordina.sampling import Poisson
-from sordina.training.noise import release
-from sordina.training.plan import check_whole
-from sordina.types import Adjacency, check_positive
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,13 @@ class PrivateLocalTraining:
         """One number per parameter."""
         return self.objective.size
 
-    def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: Order) -> tuple[Outcome, Arrays]:
+    def run(self, sent: Arrays, cohort: Cohort, state: Arrays, order: RowOrder) -> tuple[ClientResult, Arrays]:
         """Refused: the noise needs a generator of the client's own, see `run_private`."""
         raise AssertionError("private local training draws noise: call perform(work, ..., rng).")
 
     def run_private(
         self, sent: Arrays, cohort: Cohort | None, state: Arrays, rng: np.random.Generator
-    ) -> tuple[Outcome, Arrays]:
+    ) -> tuple[ClientResult, Arrays]:
         """Train every client from the global model; without a cohort, one client that has no record.
 
         Args:
@@ -78,13 +77,13 @@ class PrivateLocalTraining:
         """
         model = sent["model"]
         if cohort is None:
-            return Outcome(self._trained(model, None, None, rng)[None], torch.zeros(1)), state
+            return ClientResult(self._trained(model, None, None, rng)[None], torch.zeros(1)), state
         x, y, owner = cohort.rows()
         vectors = []
         for client in range(len(cohort)):
             mine = owner == client
             vectors.append(self._trained(model, x[mine], y[mine], rng))
-        return Outcome(torch.stack(vectors), sizes(cohort)), state
+        return ClientResult(torch.stack(vectors), sizes(cohort)), state
 
     def _trained(self, model: Tensor, x: Tensor | None, y: Tensor | None, rng: np.random.Generator) -> Tensor:
         moved = torch.zeros_like(model)

@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 
 from sordina.errors import InvalidInput
-from sordina.federated.data.adult import adult
-from sordina.federated.data.federation import Federation, Groups
-from sordina.federated.data.hospital import hospital
-from sordina.federated.data.synthetic import synthetic, synthetic_fairness
+from sordina.federated.data.named import adult, femnist, hospital, mnist_writers, synthetic, synthetic_fairness
+from sordina.federated.data.partition import Federation, Groups
 from sordina.federated.data.table import table
-from sordina.federated.data.writers import femnist, mnist_writers
 
 __all__ = ["Federation", "Groups", "load", "names"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordina.datasets import Task
 from sordina.errors import InvalidInput
-from sordina.federated.data.federation import Federation, Groups
+from sordina.federated.data.partition import Federation, Groups
 from sordina.tables import ColumnKind, PreparedTable, Schema, pieces, read_table
 from sordina.tables.prepare import person_texts
 

@@ -42,18 +42,17 @@ from numpy.typing import NDArray
 from sordina.accounting import Event, Repeated, accountant, linear_gaussian, noise_multiplier
 from sordina.accounting.events import Gaussian
 from sordina.errors import InvalidInput
-from sordina.federated.clients.work import ClientWork
+from sordina.federated.algorithms.algorithm import ClientWork
 from sordina.federated.decentralized.graphs import CommunicationGraph, k_out
 from sordina.federated.decentralized.lattice import drawn, effective, step_for, whole_steps
 from sordina.federated.decentralized.pairwise_noise import party_losses
-from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.objective import Objective
-from sordina.federated.privacy.account import exact
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
-from sordina.federated.selection import InTurn, Selection
+from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.privacy.accounts import Leakage, exact
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
+from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 from sordina.random import add_gaussian
-from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 
 MOST_NEIGHBOURS = 220
 PAIRWISE = 300.0
@@ -147,9 +146,9 @@ class GopaNoise:
             clients - lost, budget.delta, participations, coalitions,
         )  # fmt: skip
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Every client takes part equally often, as many each time as the graph has."""
-        if not isinstance(selection, InTurn) or selection.batch != self.graph.parties:
+        if not isinstance(selection, ClientsInTurn) or selection.batch != self.graph.parties:
             raise InvalidInput(f"GOPA's graph has {self.graph.parties} clients: select so many with InTurn.")
 
     def start(self, size: int) -> None:
@@ -178,15 +177,15 @@ class GopaNoise:
         """``(2 mu)^2``: a client that is *replaced* moves twice as far as one that is absent."""
         return Leakage(gaussian=4 * exact(self.mu) ** 2)
 
-    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """At the clients: clip, add independent noise, round to the grid; pairwise noises cancel in the sum."""
         if not len(outcome.vectors):
-            return Parcel()
+            return ClientUpdate()
         values = clipped(outcome.vectors.double().numpy(), self.threshold)
         add_gaussian(values, self.independent, rng)
-        return Parcel((torch.from_numpy(whole_steps(values, self.step).sum(axis=0)),))
+        return ClientUpdate((torch.from_numpy(whole_steps(values, self.step).sum(axis=0)),))
 
-    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """At the server: the mean over those that remained, or nothing where too few did."""
         if not parcel.sums or parcel.answered < self.least:
             return None, None
@@ -196,7 +195,7 @@ class GopaNoise:
         """What one round costs the least protected honest client."""
         return linear_gaussian.event(self.mu)
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """What every honest client is guaranteed."""
         event = Repeated(self.event(), facts.participations)
         epsilon = accountant("pld").epsilon(event, self.delta, _ADJACENCY)
@@ -218,7 +217,7 @@ class GopaNoise:
             "honest": self.honest,
             "limit": self.participations,
         }
-        return Statement("gopa", words, True, epsilon, self.delta, Unit.USER, details, event, _ADJACENCY)
+        return PrivacyStatement("gopa", words, True, epsilon, self.delta, Unit.USER, details, event, _ADJACENCY)
 
     @property
     def curator_ratio(self) -> float:
@@ -311,5 +310,5 @@ class GOPA:
             coalitions=self.coalitions,
             rng=np.random.default_rng(facts.seed),
         )
-        selection = InTurn(facts.clients_per_round, facts.seed or 0)
+        selection = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
         return Placed(work, placement, selection, Fraction(placement.participations))

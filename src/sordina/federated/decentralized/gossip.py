@@ -46,8 +46,8 @@ from sordina.federated.decentralized.lattice import (
     effective,
     step_for,
 )
+from sordina.privacy import check_positive
 from sordina.random import add_gaussian
-from sordina.types import check_positive
 
 Doubles = NDArray[np.float64]
 MESSAGE_NOISE = 0.02

@@ -31,7 +31,7 @@ from scipy.sparse import csgraph
 from sordina.accounting import linear_gaussian
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.decentralized.graphs import CommunicationGraph
-from sordina.types import check_positive
+from sordina.privacy import check_positive
 
 Doubles = NDArray[np.float64]
 _SMALL = 1200

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from sordina.accounting.events import ApproximateDP, Event, ZeroConcentrated
 from sordina.accounting.rdp import epsilon_from
 from sordina.errors import InvalidInput, Unsupported
-from sordina.types import Adjacency, Budget, check_positive
+from sordina.privacy import Adjacency, Budget, check_positive
 
 Doubles = NDArray[np.float64]
 CAVEAT = (

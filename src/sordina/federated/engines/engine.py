@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sordina.federated.clients.work import ClientWork
-from sordina.federated.messages import Arrays, Parcel
-from sordina.federated.order import Order
-from sordina.federated.privacy.account import ClientAccount
+from sordina.federated.algorithms.algorithm import ClientWork
+from sordina.federated.messages import Arrays, ClientUpdate
+from sordina.federated.population import RowOrder
+from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.placement import Placement
 
 
@@ -25,15 +25,15 @@ class ClientSide:
 
 
 @dataclass(frozen=True)
-class Call:
+class RoundRequest:
     """One round's request: what is sent, the public privacy state, and the order seed."""
 
     sent: Arrays
     privacy: Any
-    order: Order
+    order: RowOrder
 
 
-class Engine(Protocol):
+class FederatedEngine(Protocol):
     """Runs the clients' side somewhere and brings back what left it."""
 
     @property
@@ -41,16 +41,18 @@ class Engine(Protocol):
         """The clients' own accounts, as far as this engine can see them."""
         ...
 
-    def map_reduce(self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator) -> Parcel:
+    def map_reduce(
+        self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> ClientUpdate:
         """Run ``side`` at each of ``clients`` and add up the parcels."""
         ...
 
 
-class Postal(Engine, Protocol):
+class PerClientEngine(FederatedEngine, Protocol):
     """An engine that can also hand over every client's parcel by itself, as it comes from a network."""
 
     def apart(
-        self, side: ClientSide, call: Call, clients: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[dict[int, Parcel], Parcel]:
+        self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[dict[int, ClientUpdate], ClientUpdate]:
         """The parcels with numbers in them, and the counts of the clients that sent none."""
         ...

@@ -20,18 +20,18 @@ from sordina.clipping import Fixed, PerLayer, Policy, Sector
 from sordina.clipping.per_layer import arrange
 from sordina.clipping.policy import spread
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
-from sordina.federated.messages import Outcome, Parcel, Release
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import UNIFORM, Facts, FederationFacts, Placed, Statement, Weights
-from sordina.federated.selection import Sampled, Selection
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
+from sordina.federated.population import ClientSelection, SampledClients
+from sordina.federated.privacy.accounts import Leakage
+from sordina.federated.privacy.placement import UNIFORM, ClientWeights, Facts, FederationFacts, Placed, PrivacyStatement
 from sordina.gradients.explicit import MatrixTape
+from sordina.plan import Plan, make_plan
+from sordina.privacy import Adjacency, Budget, Unit, format_up
+from sordina.private_step import release
 from sordina.sampling import FixedSize, Poisson, Sampler
-from sordina.training.noise import release
-from sordina.training.plan import Plan, make_plan
-from sordina.types import Adjacency, Budget, Unit, format_up
 
 if TYPE_CHECKING:
-    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.algorithms.algorithm import ClientWork
     from sordina.federated.objective import Objective
 
 
@@ -58,7 +58,7 @@ class CentralDP:
             sampler = FixedSize(facts.clients_per_round, facts.clients)
         plan = make_plan(self.budget, sampler, facts.rounds, unit=Unit.USER, accountant=self.accountant)
         layers = layers_of(objective.names, objective.lengths)
-        return Placed(work, Central(plan, self.clipping, layers=layers), Sampled(sampler))
+        return Placed(work, Central(plan, self.clipping, layers=layers), SampledClients(sampler))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Central:
 
     plan: Plan
     clipping: Policy[Any] | PerLayer
-    weights: Weights = UNIFORM
+    weights: ClientWeights = UNIFORM
     layers: tuple[tuple[str, int], ...] = ()
     vectors_released: bool = False
     hides_failures: bool = True
@@ -116,9 +116,9 @@ class Central:
                 groups.append((index, len(index), part.policy))
         return groups
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """The clients must be drawn as the plan accounts for, and not more often than it pays for."""
-        if selection != Sampled(self.plan.sampler):
+        if selection != SampledClients(self.plan.sampler):
             raise InvalidInput(
                 "central privacy accounts for its plan's sampler: select clients with Sampled(plan.sampler)."
             )
@@ -143,7 +143,7 @@ class Central:
         """Nothing, to whom the server's noise protects; against the server itself nothing is promised."""
         return Leakage(clear=Fraction(1))
 
-    def seal(self, outcome: Outcome, state: CentralState, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: CentralState, rng: np.random.Generator) -> ClientUpdate:
         """Weigh and clip at the client; what leaves is a sum (of one, on a real network)."""
         vectors = outcome.vectors
         if self.weights.by_samples:
@@ -153,9 +153,9 @@ class Central:
             tape = MatrixTape(vectors[:, place])
             direction = policy.direction(current)
             sums += tape.contract(policy.ask(tape.scalars(direction), current), direction)
-        return Parcel(tuple(sums))
+        return ClientUpdate(tuple(sums))
 
-    def open(self, parcel: Parcel, state: CentralState, rng: np.random.Generator) -> tuple[Release, CentralState]:
+    def open(self, parcel: ClientUpdate, state: CentralState, rng: np.random.Generator) -> tuple[Release, CentralState]:
         """Noise the sums, adapt the policies to what was released, divide by the expected number of clients."""
         columns = self.columns(state.size)
         left = list((parcel + self._missing(parcel, state, rng)).sums)
@@ -171,7 +171,7 @@ class Central:
             policies.append(policy.adapt(current, released))
         return Release(mean), CentralState(state.size, tuple(policies))
 
-    def _missing(self, parcel: Parcel, state: CentralState, rng: np.random.Generator) -> Parcel:
+    def _missing(self, parcel: ClientUpdate, state: CentralState, rng: np.random.Generator) -> ClientUpdate:
         """Zero updates in place of clients that sent nothing usable.
 
         Under replace-one the number of terms is part of the guarantee: a sector does not hold the zero vector, so a
@@ -181,7 +181,7 @@ class Central:
         fixed = self.plan.adjacency is Adjacency.REPLACE_ONE
         count = max(0, round(self.plan.sampler.expected_batch) - parcel.answered) if fixed else 0
         dtype = parcel.sums[0].dtype if parcel.sums else torch.get_default_dtype()
-        return self.seal(Outcome(torch.zeros(count, state.size, dtype=dtype), torch.zeros(count)), state, rng)
+        return self.seal(ClientResult(torch.zeros(count, state.size, dtype=dtype), torch.zeros(count)), state, rng)
 
     def multipliers(self, groups: int) -> list[tuple[float, ...]]:
         """One noise multiplier per query; all of them together cost as much as the plan's."""
@@ -193,7 +193,7 @@ class Central:
         nus = [nu for shares in self.multipliers(groups) for nu in shares]
         return self.plan.sampler.event(Gaussian(spread(nus)))
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """(epsilon, delta) per user after the rounds that are paid for."""
         event = Repeated(self.event(len(self.columns(facts.size))), facts.rounds)
         epsilon = accountant(self.plan.accountant).epsilon(event, self.plan.budget.delta, self.plan.adjacency)
@@ -211,7 +211,7 @@ class Central:
             "budget_epsilon": self.plan.budget.epsilon,
         }
         delta, adjacency = self.plan.budget.delta, self.plan.adjacency
-        return Statement("central", words, True, epsilon, delta, Unit.USER, details, event, adjacency)
+        return PrivacyStatement("central", words, True, epsilon, delta, Unit.USER, details, event, adjacency)
 
 
 def layers_of(names: tuple[str, ...], lengths: list[int]) -> tuple[tuple[str, int], ...]:

@@ -46,18 +46,17 @@ from sordina.accounting import ApproximateDP, Composed, Event, Gaussian, Repeate
 from sordina.clipping import Fixed, Policy
 from sordina.clipping.policy import spread
 from sordina.errors import InvalidInput
-from sordina.federated.clients.work import ClientWork
+from sordina.federated.algorithms.algorithm import ClientWork
 from sordina.federated.decentralized.aggregation_graph import AggregationGraph, plan_graph
-from sordina.federated.messages import Outcome, Parcel, Release
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.objective import Objective
-from sordina.federated.privacy.account import exact
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
-from sordina.federated.selection import InTurn, Selection
+from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.privacy.accounts import Leakage, exact
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
 from sordina.gradients.explicit import MatrixTape
+from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
+from sordina.queries import Released
 from sordina.random.noise import add_gaussian, grid_of
-from sordina.seam import Released
-from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 
 _MOST_CLIENTS = 10_000
 
@@ -149,9 +148,9 @@ class Distributed:
         """The most clients of a round that collude with the server."""
         return self.least - self.honest
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Every client takes part equally often, and as many are asked each time as the noise was made for."""
-        if not isinstance(selection, InTurn) or selection.batch != self.clients:
+        if not isinstance(selection, ClientsInTurn) or selection.batch != self.clients:
             raise InvalidInput(f"distributed privacy asks {self.clients} clients in turn: select with InTurn.")
 
     def start(self, size: int) -> DistributedState:
@@ -189,16 +188,16 @@ class Distributed:
         largest = max(bound / step for bound, step in zip(bounds, steps, strict=True))
         return 32 if self.clients * largest + 40 * 128 * self.clients < 2**31 else 64
 
-    def seal(self, outcome: Outcome, state: DistributedState, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: DistributedState, rng: np.random.Generator) -> ClientUpdate:
         """At the clients: clip, add a share of the noise, round; what leaves is a sum of integers (of one, masked)."""
         total: NDArray[np.int64] | None = None
         for row in range(len(outcome.vectors)):
             integers = self._integers(outcome.vectors[row : row + 1], state, rng)
             total = integers if total is None else total + integers
-        return Parcel() if total is None else Parcel((torch.from_numpy(total),))
+        return ClientUpdate() if total is None else ClientUpdate((torch.from_numpy(total),))
 
     def open(
-        self, parcel: Parcel, state: DistributedState, rng: np.random.Generator
+        self, parcel: ClientUpdate, state: DistributedState, rng: np.random.Generator
     ) -> tuple[Release | None, DistributedState]:
         """At the server: the mean over those that remained, or nothing where too few did."""
         if not parcel.sums or parcel.answered < self.least:
@@ -227,7 +226,7 @@ class Distributed:
         nu = spread(self.clipping.split(self.noise_multiplier))
         return Gaussian(nu * math.sqrt(honest / self.honest))
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """What the client that took part most often is guaranteed, its rounds taken to be the costliest ones."""
         state = facts.state if isinstance(facts.state, DistributedState) else DistributedState(facts.size, None)
         open_rounds = max(facts.participations - len(state.remained), 0)
@@ -251,7 +250,7 @@ class Distributed:
             "threshold": self.graph.threshold,
             "limit": self.participations,
         }
-        return Statement(
+        return PrivacyStatement(
             "distributed", words, True, epsilon, self.delta, Unit.USER, details, event, Adjacency.ADD_REMOVE
         )
 
@@ -307,5 +306,5 @@ class DistributedDP:
             dropout=self.dropout,
             clipping=self.clipping,
         )
-        selection = InTurn(facts.clients_per_round, facts.seed or 0)
+        selection = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
         return Placed(work, placement, selection, Fraction(placement.participations))

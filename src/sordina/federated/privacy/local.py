@@ -12,16 +12,15 @@ from torch import Tensor
 
 from sordina.accounting import Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome, Parcel, Release
-from sordina.federated.privacy.account import exact
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
-from sordina.federated.selection import InTurn, Selection
-from sordina.training.noise import add_noise
-from sordina.types import Adjacency, Budget, Unit, check_delta, check_positive, format_up
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
+from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.privacy.accounts import Leakage, exact
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
+from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
+from sordina.private_step import add_noise
 
 if TYPE_CHECKING:
-    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.algorithms.algorithm import ClientWork
     from sordina.federated.objective import Objective
 
 
@@ -41,7 +40,7 @@ class LocalDP:
     def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
         """See `FederatedPrivacy`."""
         placement = Local.within(self.budget, self.threshold, facts.participations)
-        in_turn = InTurn(facts.clients_per_round, facts.seed or 0)
+        in_turn = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
         return Placed(work, placement, in_turn, Fraction(placement.participations))
 
 
@@ -73,7 +72,7 @@ class Local:
         nu = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), budget, Adjacency.REPLACE_ONE)
         return cls(clip, nu, budget.delta, participations)
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Any clients, any number of rounds."""
 
     def start(self, size: int) -> None:
@@ -87,19 +86,19 @@ class Local:
         """``1 / z^2``."""
         return Leakage(gaussian=1 / exact(self.noise_multiplier) ** 2)
 
-    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """Clip and noise every client's vector."""
         clipped = _shrink(outcome.vectors, self.clip)
         scale = 2 * self.clip * self.noise_multiplier
-        return Parcel(vectors=add_noise(clipped, scale, rng))
+        return ClientUpdate(vectors=add_noise(clipped, scale, rng))
 
-    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The noised vectors and their plain mean."""
         if parcel.vectors is None or not len(parcel.vectors):
             return None, None
         return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """What the client that took part most often is guaranteed."""
         event = Repeated(Gaussian(self.noise_multiplier), facts.participations)
         epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.REPLACE_ONE)
@@ -110,7 +109,7 @@ class Local:
         )
         details = {"clip": self.clip, "noise_multiplier": self.noise_multiplier, "limit": self.participations}
         adjacency = Adjacency.REPLACE_ONE
-        return Statement("local", words, True, epsilon, self.delta, Unit.USER, details, event, adjacency)
+        return PrivacyStatement("local", words, True, epsilon, self.delta, Unit.USER, details, event, adjacency)
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class RecordNoise:
         nu = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), budget, Adjacency.ADD_REMOVE)
         return cls(nu, budget.delta, participations)
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Any clients, any number of rounds."""
 
     def start(self, size: int) -> None:
@@ -151,20 +150,20 @@ class RecordNoise:
         """``1 / z^2``."""
         return Leakage(record=1 / exact(self.noise_multiplier) ** 2)
 
-    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """Noise of ``z`` times the record bound on every client's vector."""
         if outcome.record_bound is None:
             raise InvalidInput("record-level noise needs work that bounds a record's effect: use ClippedGradient.")
         scale = outcome.record_bound * self.noise_multiplier
-        return Parcel(vectors=add_noise(outcome.vectors.clone(), scale, rng))
+        return ClientUpdate(vectors=add_noise(outcome.vectors.clone(), scale, rng))
 
-    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The noised vectors and their plain mean."""
         if parcel.vectors is None or not len(parcel.vectors):
             return None, None
         return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """What every record is guaranteed."""
         event = Repeated(Gaussian(self.noise_multiplier), facts.participations)
         epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.ADD_REMOVE)
@@ -175,7 +174,7 @@ class RecordNoise:
         )
         details = {"noise_multiplier": self.noise_multiplier, "limit": self.participations}
         adjacency = Adjacency.ADD_REMOVE
-        return Statement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)
+        return PrivacyStatement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)
 
 
 def _shrink(vectors: Tensor, clip: float) -> Tensor:

@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome, Parcel, Release
-from sordina.federated.privacy.account import exact
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
-from sordina.federated.selection import InTurn, Sampled, Selection
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
+from sordina.federated.population import ClientSelection, ClientsInTurn, SampledClients
+from sordina.federated.privacy.accounts import Leakage, exact
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
 from sordina.mechanisms.metric_laplace import MetricLaplace
+from sordina.privacy import Unit, check_positive, format_up
 from sordina.sampling import FixedSize
-from sordina.types import Unit, check_positive, format_up
 
 if TYPE_CHECKING:
-    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.algorithms.algorithm import ClientWork
     from sordina.federated.objective import Objective
 
 
@@ -106,9 +105,9 @@ class MetricDP:
     def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
         """See `FederatedPrivacy`."""
         limit = None if self.leakage_limit is None else exact(self.leakage_limit)
-        selection: Selection = Sampled(FixedSize(facts.clients_per_round, facts.clients))
+        selection: ClientSelection = SampledClients(FixedSize(facts.clients_per_round, facts.clients))
         if facts.takes_turns:
-            selection = InTurn(facts.clients_per_round, facts.seed or 0)
+            selection = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
         return Placed(work, Metric(self.noise_multiplier, self.rule), selection, limit)
 
 
@@ -129,7 +128,7 @@ class Metric:
     def __post_init__(self) -> None:
         check_positive("noise multiplier nu", self.nu)
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Any clients, any number of rounds."""
 
     def start(self, size: int) -> None:
@@ -147,14 +146,16 @@ class Metric:
             return Leakage(per_distance=self.cost(size) / exact(self.radius.value))
         return Leakage(heuristic=self.cost(size))
 
-    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """Lines 2 to 5 of Algorithm 2, for every client.
 
         By the paper's radius a client that did not move would get no noise, and so tell that it could not train; it
         gets that of radius 1.
         """
         pieces = zip(_split(outcome.vectors, self.layers), _split(outcome.moved_by(), self.layers), strict=True)
-        return Parcel(vectors=torch.cat([self._sanitise(vectors, moved, rng) for vectors, moved in pieces], dim=1))
+        return ClientUpdate(
+            vectors=torch.cat([self._sanitise(vectors, moved, rng) for vectors, moved in pieces], dim=1)
+        )
 
     def _sanitise(self, vectors: Tensor, moved: Tensor, rng: np.random.Generator) -> Tensor:
         share = self.cost(vectors.shape[1])
@@ -168,13 +169,13 @@ class Metric:
         noised = units * MetricLaplace(_per_distance(share, 1.0), Unit.USER).release_rows(vectors / units, rng)
         return torch.as_tensor(noised).to(vectors)
 
-    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The sanitised vectors and their plain mean: sample counts are nobody's business."""
         if parcel.vectors is None or not len(parcel.vectors):
             return None, None
         return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """Leakage within the radius, and whether it is proven."""
         each = float(self.cost(facts.size))
         if isinstance(self.radius, PublicRadius):
@@ -189,7 +190,7 @@ class Metric:
                 "(errata 4)."
             )
         details = {"nu": self.nu, "radius": str(self.radius), "per_participation": each, "n": facts.size}
-        return Statement("metric", words, sound=self.radius.sound, details=details)
+        return PrivacyStatement("metric", words, sound=self.radius.sound, details=details)
 
 
 def _per_distance(share: Fraction, radius: float) -> float:

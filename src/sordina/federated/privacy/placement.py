@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from sordina.accounting import Event
 from sordina.errors import InvalidInput
-from sordina.federated.messages import Outcome, Parcel, Release
-from sordina.federated.privacy.leakage import Leakage
-from sordina.federated.selection import Selection
-from sordina.types import Adjacency, Unit, delta_warning
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
+from sordina.federated.population import ClientSelection, SampledClients
+from sordina.federated.privacy.accounts import Leakage
+from sordina.privacy import Adjacency, Unit, delta_warning
+from sordina.sampling import FixedSize
 
 if TYPE_CHECKING:
-    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.algorithms.algorithm import ClientWork
     from sordina.federated.objective import Objective
 
 
@@ -39,7 +40,7 @@ class Placement(Protocol):
         """Whether a client that cannot compute a finite update sends a zero one like any other, and is charged."""
         ...
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Refuse a run whose clients or rounds are not the ones the guarantee was made for."""
         ...
 
@@ -55,15 +56,15 @@ class Placement(Protocol):
         """What one participation reveals, in measures that add up over all runs."""
         ...
 
-    def seal(self, outcome: Outcome, state: Any, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: Any, rng: np.random.Generator) -> ClientUpdate:
         """At the client: turn finite outcomes into what may leave."""
         ...
 
-    def open(self, parcel: Parcel, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
+    def open(self, parcel: ClientUpdate, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
         """At the server: turn what arrived into what may be used, and the next state; None when nothing arrived."""
         ...
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """The guarantee of a run, in words and numbers."""
         ...
 
@@ -107,7 +108,7 @@ class Placed:
 
     work: ClientWork
     placement: Placement
-    selection: Selection
+    selection: ClientSelection
     limit: Fraction | None = None
     """The limit every client sets for its own account, in the placement's costs."""
 
@@ -163,7 +164,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Statement:
+class PrivacyStatement:
     """A guarantee for people: what holds, for whom, against whom, and whether it is proven."""
 
     placement: str
@@ -182,7 +183,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ClientWeights:
     """How much each client counts: ``uniform``, by ``samples``, or by samples up to a public ``cap``.
 
     Under central privacy a weight by samples has no bound, so no sensitivity exists; uniform or capped weights have.
@@ -200,7 +201,7 @@ class Weights:
         """Whether one client's weight has a public bound."""
         return not self.by_samples or self.cap is not None
 
-    def of(self, outcome: Outcome) -> Any:
+    def of(self, outcome: ClientResult) -> Any:
         """One weight per client: 1, n_k, or ``min(n_k, cap) / cap``."""
         sizes = outcome.sizes.to(outcome.vectors.dtype)
         if not self.by_samples:
@@ -208,5 +209,65 @@ class Weights:
         return sizes if self.cap is None else sizes.clamp(max=self.cap) / self.cap
 
 
-UNIFORM = Weights()
-BY_SAMPLES = Weights(by_samples=True)
+UNIFORM = ClientWeights()
+BY_SAMPLES = ClientWeights(by_samples=True)
+
+
+# No privacy: the server sees every update. For comparison, and for data that is public.
+
+
+@dataclass(frozen=True)
+class NoPrivacy:
+    """Updates in the clear, clients weighted by their sample counts where the algorithm allows it."""
+
+    name: ClassVar[str] = "none"
+
+    def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
+        """See `FederatedPrivacy`."""
+        vectors = facts.needs_vectors
+        placement = ClearUpdates(UNIFORM if vectors else BY_SAMPLES, gather=vectors)
+        return Placed(work, placement, SampledClients(FixedSize(facts.clients_per_round, facts.clients)))
+
+
+@dataclass(frozen=True)
+class ClearUpdates:
+    """``sum_k w_k v_k / sum_k w_k`` over the clients that answered; with ``gather`` the vectors themselves too."""
+
+    weights: ClientWeights = BY_SAMPLES
+    gather: bool = False
+    hides_failures: bool = False
+
+    @property
+    def vectors_released(self) -> bool:
+        """Only if a strategy needs them: a sum is cheaper."""
+        return self.gather
+
+    def check(self, selection: ClientSelection, rounds: int) -> None:
+        """Any clients, any number of rounds."""
+
+    def start(self, size: int) -> None:
+        """Nothing to remember."""
+
+    def cost(self, size: int) -> Fraction:
+        """Clients keep no account: the leakage is unbounded."""
+        return Fraction()
+
+    def leakage(self, size: int) -> Leakage:
+        """The update in the clear."""
+        return Leakage(clear=Fraction(1))
+
+    def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
+        """Weighted sums; nothing is hidden."""
+        weights = self.weights.of(outcome)
+        return ClientUpdate((weights @ outcome.vectors, weights.sum()), outcome.vectors if self.gather else None)
+
+    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+        """The weighted mean."""
+        if not parcel.sums or float(parcel.sums[1]) == 0:
+            return None, None
+        return Release(parcel.sums[0] / parcel.sums[1], parcel.vectors), None
+
+    def statement(self, facts: Facts) -> PrivacyStatement:
+        """None."""
+        words = "No privacy: the server sees every client's update in the clear."
+        return PrivacyStatement("none", words, sound=True)

@@ -11,20 +11,18 @@ import numpy as np
 
 from sordina.accounting import Event, Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated.clients.gradient import LocalGradient
+from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining
 from sordina.federated.clients.private_training import PrivateLocalTraining
-from sordina.federated.clients.records import ClippedGradient
-from sordina.federated.clients.training import LocalTraining
-from sordina.federated.messages import Outcome, Parcel, Release
-from sordina.federated.privacy.leakage import Leakage
+from sordina.federated.messages import ClientResult, ClientUpdate, Release
+from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.privacy.accounts import Leakage
 from sordina.federated.privacy.local import RecordNoise
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, Statement
-from sordina.federated.selection import InTurn, Selection
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
+from sordina.privacy import Adjacency, Budget, Unit, check_positive, format_up
 from sordina.sampling import Poisson
-from sordina.types import Adjacency, Budget, Unit, check_positive, format_up
 
 if TYPE_CHECKING:
-    from sordina.federated.clients.work import ClientWork
+    from sordina.federated.algorithms.algorithm import ClientWork
     from sordina.federated.objective import Objective
 
 
@@ -59,7 +57,7 @@ class RecordDP:
                 "record-level privacy needs a public number of records per client, to draw and divide by: say "
                 "RecordDP(budget, records=...), --records on the command line. A round number near the truth will do."
             )
-        in_turn = InTurn(facts.clients_per_round, facts.seed or 0)
+        in_turn = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
         limit = Fraction(facts.participations)
         if isinstance(work, LocalGradient):
             clipped = ClippedGradient(objective, self.threshold, divisor=float(self.records))
@@ -114,7 +112,7 @@ class PrivateUpdates:
         """What ``participations`` cost a record."""
         return Repeated(self.sampler.event(Gaussian(self.noise_multiplier)), self.steps * participations)
 
-    def check(self, selection: Selection, rounds: int) -> None:
+    def check(self, selection: ClientSelection, rounds: int) -> None:
         """Any clients, any number of rounds."""
 
     def start(self, size: int) -> None:
@@ -128,17 +126,17 @@ class PrivateUpdates:
         """The steps of a participation."""
         return Leakage(sampled=((self.sampler.rate, self.noise_multiplier, self.steps),))
 
-    def seal(self, outcome: Outcome, state: None, rng: np.random.Generator) -> Parcel:
+    def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """As they are: the work has noised them."""
-        return Parcel(vectors=outcome.vectors)
+        return ClientUpdate(vectors=outcome.vectors)
 
-    def open(self, parcel: Parcel, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The vectors and their plain mean."""
         if parcel.vectors is None or not len(parcel.vectors):
             return None, None
         return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
 
-    def statement(self, facts: Facts) -> Statement:
+    def statement(self, facts: Facts) -> PrivacyStatement:
         """What every record is guaranteed."""
         event, adjacency = self.event(facts.participations), Adjacency.ADD_REMOVE
         epsilon = accountant("pld").epsilon(event, self.delta, adjacency)
@@ -151,4 +149,4 @@ class PrivateUpdates:
             "noise_multiplier": self.noise_multiplier, "limit": self.participations, "steps_per_round": self.steps,
             "sampling_rate": self.sampler.rate,
         }  # fmt: skip
-        return Statement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)
+        return PrivacyStatement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sordina.gradients.layers import attention, cells, convolution, embedding, linear, norm, recurrent
-from sordina.gradients.layers.fold import Fold
+from sordina.gradients.layers import attention, convolution, linear, norm, recurrent
+from sordina.gradients.layout import Fold
 from sordina.gradients.terms import Term
 
 
@@ -31,8 +31,8 @@ class Rule:
 _CONV, _TRANSPOSED = Rule(convolution.convolution, any_dim=False), Rule(convolution.transposed, any_dim=False)
 _INSTANCE = Rule(norm.instance_norm, any_dim=False)
 _FROZEN = Rule(norm.batch_norm, any_dim=False)
-_RECURRENT = Rule(forward=recurrent.forward, parameters=None)
-_CELL = Rule(forward=cells.forward, parameters=None)
+_RECURRENT = Rule(forward=recurrent.recurrent_forward, parameters=None)
+_CELL = Rule(forward=recurrent.cell_forward, parameters=None)
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(linear.linear),
@@ -45,8 +45,8 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm1d: _FROZEN,
     nn.BatchNorm2d: _FROZEN,
     nn.BatchNorm3d: _FROZEN,
-    nn.Embedding: Rule(embedding.embedding),
-    nn.EmbeddingBag: Rule(embedding.embedding_bag, any_dim=False),
+    nn.Embedding: Rule(linear.embedding),
+    nn.EmbeddingBag: Rule(linear.embedding_bag, any_dim=False),
     nn.Conv1d: _CONV,
     nn.Conv2d: _CONV,
     nn.Conv3d: _CONV,

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordina.gradients.blocks import Block
-from sordina.gradients.layers.fold import Fold
+from sordina.gradients.combined_terms import Block
+from sordina.gradients.layout import Fold
 from sordina.gradients.terms import Dense, Term, outer
 
 

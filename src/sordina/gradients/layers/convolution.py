@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.layers.linear import own
-from sordina.gradients.norms import Estimate, squared_lengths, unit_roundoff
+from sordina.gradients.layout import Fold, widen
+from sordina.gradients.norms import NormEstimate, Weights, squared_lengths, unit_roundoff
 from sordina.gradients.terms import Dense, Term, chunks
-from sordina.gradients.weights import Weights
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 ConvTranspose: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -53,7 +52,7 @@ class Correlation:
         """Values per vector."""
         return self.signal.shape[1] * (self.image.shape[1] // self.groups) * prod(self.kernel)
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """Written down in pieces of the batch that stay in cache; then summed on another path.
 
         ``M <= |signal| |windows|`` (Cauchy-Schwarz), and a value of the image is in at most `_visits` windows.
@@ -63,7 +62,7 @@ class Correlation:
         sizes = torch.linalg.vector_norm(each, dim=1) * squared_lengths(self.image.flatten(1)).sqrt_()
         places = self.fold.by_row(each.count_nonzero(1)[:, None])[:, 0]
         majorant = self.fold.by_row(sizes[:, None])[:, 0] * self._visits**0.5
-        return Estimate(squares, majorant, 0.0, 2 * (places + 2) * unit_roundoff(self.kind))
+        return NormEstimate(squares, majorant, 0.0, 2 * (places + 2) * unit_roundoff(self.kind))
 
     @property
     def _visits(self) -> int:

@@ -8,8 +8,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordina.gradients.layers.fold import Fold, widen
 from sordina.gradients.layers.linear import own
+from sordina.gradients.layout import Fold, widen
 from sordina.gradients.terms import Dense, Term
 
 

@@ -15,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from sordina.gradients.layers.fold import Fold, widen
+from sordina.gradients._hooks import own_class
+from sordina.gradients.layers.linear import own
+from sordina.gradients.layout import Fold, widen
 from sordina.gradients.terms import Dense, Term, outer
-from sordina.gradients.wrapping import own_class
 
 State: TypeAlias = tuple[Tensor, Tensor | None]
 """Hidden state, and the cell of an LSTM."""
 
 
-def forward(
+def recurrent_forward(
     module: nn.RNNBase, tap: Callable[..., None], input: Tensor | PackedSequence, hx: Any = None
 ) -> tuple[Tensor | PackedSequence, Any]:
     """The same function as the module's own forward pass."""
@@ -168,3 +169,42 @@ def _held(real: Tensor, fresh: State, state: State) -> State:
     mask = real[:, None]
     cell = None if fresh[1] is None or state[1] is None else torch.where(mask, fresh[1], state[1])
     return torch.where(mask, fresh[0], state[0]), cell
+
+
+# ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell``: two linear maps each, listened to one by one.
+
+
+def cell_forward(module: nn.RNNCellBase, tap: Callable[..., None], input: Tensor, hx: Any = None) -> Any:
+    """The same function as the module's own forward pass."""
+    if input.dim() != 2:
+        return own_class(module).forward(module, input, hx)
+    gated = isinstance(module, nn.LSTMCell)
+    if hx is None:
+        nothing = input.new_zeros(len(input), module.hidden_size)
+        hx = (nothing, nothing) if gated else nothing
+    hidden, cell = hx if gated else (hx, None)
+    given, inner = _part(module, tap, "ih", input), _part(module, tap, "hh", hidden)
+    if isinstance(module, nn.GRUCell):
+        (rx, zx, nx), (rh, zh, nh) = given.chunk(3, 1), inner.chunk(3, 1)
+        update = (zx + zh).sigmoid()
+        return (1 - update) * (nx + (rx + rh).sigmoid() * nh).tanh() + update * hidden
+    if gated:
+        assert cell is not None
+        i, f, g, o = (given + inner).chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
+    total = given + inner
+    return total.tanh() if getattr(module, "nonlinearity", "tanh") == "tanh" else total.relu()
+
+
+def _part(module: nn.RNNCellBase, tap: Callable[..., None], side: str, x: Tensor) -> Tensor:
+    output = F.linear(x, getattr(module, f"weight_{side}"), getattr(module, f"bias_{side}"))
+
+    def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
+        if (weight := own(module, f"weight_{side}")) is not None:
+            yield weight, outer(fold.places(b), fold.places(x.detach()))
+        if (bias := own(module, f"bias_{side}")) is not None:
+            yield bias, Dense(fold.total(b))
+
+    tap(side, output, build, (x,))
+    return output

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import number
+from sordina.privacy import check_epsilon
 from sordina.random.generators import BitStream, bit_stream
-from sordina.types import check_epsilon
 
 BITS = 63
 WHOLE = 1 << BITS

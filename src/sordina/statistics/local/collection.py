@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.statistics.local.estimates import LocalEstimate
 from sordina.statistics.local.means import MeanProtocol, check_range, mean_protocol

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
-from sordina.mechanisms.arrays import open_integers
-from sordina.mechanisms.mechanism import settle, source, whole, word
+from sordina.mechanisms.mechanism import open_integers, settle, source, whole, word
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit
 from sordina.statistics.local.coins import (
     WHOLE,
     Integers,
@@ -34,7 +34,6 @@ from sordina.statistics.local.coins import (
     toss_words,
 )
 from sordina.statistics.local.estimates import Floats, LocalEstimate, frequency_estimate, some
-from sordina.types import Adjacency, Guarantee, Trust, Unit
 
 
 class FrequencyProtocol(Protocol):

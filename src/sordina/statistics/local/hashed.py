@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
-from sordina.mechanisms.arrays import open_integers
-from sordina.mechanisms.mechanism import settle, source, whole, word
+from sordina.mechanisms.mechanism import open_integers, settle, source, whole, word
+from sordina.privacy import Guarantee, Unit
 from sordina.statistics.local.coins import WHOLE, Integers, lie, local_epsilon, toss
 from sordina.statistics.local.estimates import Floats, LocalEstimate, frequency_estimate, some
 from sordina.statistics.local.frequencies import (
@@ -29,7 +29,6 @@ from sordina.statistics.local.frequencies import (
     open_categories,
     two_chances,
 )
-from sordina.types import Guarantee, Unit
 
 _LARGEST_PRIME = 1021
 _LARGEST_TABLE = 1 << 25

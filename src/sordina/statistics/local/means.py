@@ -23,15 +23,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
-from sordina.mechanisms.arrays import open_floats
-from sordina.mechanisms.mechanism import check_confidence, settle, source, whole, word
+from sordina.mechanisms.mechanism import check_confidence, open_floats, settle, source, whole, word
+from sordina.privacy import Guarantee, Unit
 from sordina.statistics.local.coins import WHOLE, Integers, lie, local_epsilon, toss
 from sordina.statistics.local.estimates import Floats, LocalEstimate, some
 from sordina.statistics.local.frequencies import local_guarantee
-from sordina.types import Guarantee, Unit
 
 _FINE = 53
 _CELLS = 1 << 40

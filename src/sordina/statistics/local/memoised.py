@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import settle, source, whole, word
+from sordina.privacy import Guarantee, Unit
 from sordina.statistics.local.coins import WHOLE, Words, column_sums, local_epsilon, toss_words
 from sordina.statistics.local.estimates import Floats, LocalEstimate, some
 from sordina.statistics.local.frequencies import (
@@ -32,7 +33,6 @@ from sordina.statistics.local.frequencies import (
     open_words,
     two_chances,
 )
-from sordina.types import Guarantee, Unit
 
 
 @checked

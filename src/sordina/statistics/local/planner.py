@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import settle, word
+from sordina.privacy import Guarantee, Unit
 from sordina.statistics.local.coins import local_epsilon
 from sordina.statistics.local.estimates import Floats, LocalEstimate
 from sordina.statistics.local.frequencies import GRR, OUE, FrequencyProtocol, check_categories
 from sordina.statistics.local.hashed import OLH, HadamardResponse
-from sordina.types import Guarantee, Unit
 
 PROTOCOLS: dict[str, type[Any]] = {one.name: one for one in (GRR, OUE, OLH, HadamardResponse)}
 

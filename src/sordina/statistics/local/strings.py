@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from sordina._arguments import checked
 from sordina.accounting import events
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import settle, source, whole, word
+from sordina.privacy import Guarantee, Unit
 from sordina.statistics.local.coins import WHOLE, Integers, Words, lie, local_epsilon, toss
 from sordina.statistics.local.estimates import LocalEstimate, some
 from sordina.statistics.local.frequencies import estimate_two_chances, local_guarantee, two_chances
-from sordina.types import Guarantee, Unit
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 -'."
 """The characters that are told apart by default; capitals count as small letters."""

@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from sordina._arguments import checked
 from sordina.accounting import events, noise_multiplier
-from sordina.arguments import checked
 from sordina.errors import InvalidInput
-from sordina.mechanisms.arrays import open_floats
-from sordina.mechanisms.mechanism import check_confidence, number, settle, source, whole, word
+from sordina.mechanisms.mechanism import check_confidence, number, open_floats, settle, source, whole, word
+from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit, check_delta, check_positive
 from sordina.random.noise import add_gaussian
 from sordina.statistics.local.coins import local_epsilon
 from sordina.statistics.local.estimates import Floats, LocalEstimate, some
 from sordina.statistics.local.frequencies import local_guarantee
 from sordina.statistics.local.means import Hybrid, check_range
-from sordina.types import Adjacency, Budget, Guarantee, Trust, Unit, check_delta, check_positive
 
 _BELOW = 1 - 2.0**-40
 """Vectors are shortened a little further than asked, which makes up for the rounding of their norms."""

@@ -1,0 +1,1 @@
+"""Privacy loss distributions: losses, dominating pairs and their composition, for `sordina.accounting.pld`."""

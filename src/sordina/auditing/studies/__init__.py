@@ -1,1 +1,0 @@
-"""Whole experiments on membership, language models and reconstruction, each one function with plain parameters."""

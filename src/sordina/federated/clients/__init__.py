@@ -1,1 +1,0 @@
-"""Client work: what a client computes from what it is sent."""

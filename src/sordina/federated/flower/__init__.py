@@ -1,0 +1,1 @@
+"""Federations on Flower: engine, the client's half, simulation, deployment, app template."""

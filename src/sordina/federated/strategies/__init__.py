@@ -1,1 +1,0 @@
-"""Strategies: what the server does with what was released to it."""

@@ -1,0 +1,438 @@
+"""The calls of a model: taps are placed, each call is run in the way its structure allows, and watched."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sordina.errors import Unsupported
+from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
+from sordina.gradients._operations import FreeParameters
+from sordina.gradients._rehearsal import Dims, Snapshot, rows_in
+from sordina.gradients._tracing import Tracer, changed, described, tensors_in
+from sordina.gradients.checks import check
+from sordina.gradients.layers import Fold, Rule, rule_for
+from sordina.gradients.one_by_one import Apart, run_apart
+from sordina.gradients.removal import CHANCE, RemovalSchedule, others_change
+from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words
+
+# The calls of a model: each is run in the way its structure allows, and watched.
+#
+# Before the first call of a kind, the model's structure is learned on made-up rows (`sordina.gradients.structure`), and
+# now and then again, at random steps to the end of the run. At other random steps the *removal test* is done on the
+# batch itself: one sample is replaced by something very different, and what the model says of the others may not
+# change.
+#
+# What can be seen from outside? What is decided on made-up rows does not depend on anybody's record; only a model that
+# takes none of them (it fails on random numbers, and on ones) is studied on rows of its batch. A removal test that
+# fails stops the run, and that it fails can depend on the batch. It cannot happen to a model whose samples stay apart;
+# of one that mixes there is no guarantee that a failure could break. A batch that does not look as expected (a tensor
+# of another shape) is answered one sample at a time, without a word.
+
+STUDY_EVERY = 1024
+"""How many calls lie, in the long run, between two looks at the structure."""
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of the model, as far as a record needs it."""
+
+    value: tuple[Any, Any]
+    structure: Structure
+    rows: int
+    edges: list[GradientEdge | None]
+    """Where the tensors of the result lie in the graph."""
+    apart: Apart | None = None
+    """How to go back, if each sample ran alone."""
+    taps: list[Tap] = field(default_factory=list)
+
+
+class _Alive:
+    """Lives as long as a graph does."""
+
+
+def _forget(calls: weakref.ref[Calls], call: weakref.ref[ModelCall]) -> None:
+    found, dead = calls(), call()
+    if found is not None and dead is not None:
+        found.made = [each for each in found.made if each is not dead]
+
+
+class Calls:
+    """Runs the model, and keeps its calls since the last record."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recorder: Recorder,
+        meeting: FreeParameters,
+        parameters: Mapping[str, Tensor],
+        public_buffers: frozenset[str] = frozenset(),
+    ) -> None:
+        self.model, self.recorder, self.meeting = model, recorder, meeting
+        self.forward: Callable[..., Any] = model.forward
+        self.parameters, self.public_buffers = parameters, public_buffers
+        self.made: list[ModelCall] = []
+        self.expected: int | None = None
+        """How many samples the next call has, if somebody knows."""
+        self.removal, self.study = RemovalSchedule(), RemovalSchedule(STUDY_EVERY, at_once=False)
+        self._known: dict[Any, Structure] = {}
+        self._buffers = [
+            (module._buffers, key, f"{name}.{key}" if name else key)
+            for name, module in model.named_modules()
+            for key in module._buffers
+        ]
+        self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self._running = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass."""
+        if not self.recorder.listening or self._running:
+            return self.forward(*args, **kwargs)
+        self._running = True
+        try:
+            return self._run((args, kwargs))
+        finally:
+            self._running = False
+
+    def _run(self, value: tuple[Any, Any]) -> Any:
+        if any(module.training for module in self._frozen) and (problems := check(self.model)):
+            raise Unsupported(str(problems[0]))
+        structure = self._structure(value)
+        rows = rows_in(value, structure.inputs) if structure else 0
+        if not structure or not rows:
+            return self._muted(self.forward, *value[0], **value[1])
+        self.recorder.taps = []
+        before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
+        watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
+        apart = None
+        if structure.alone:
+            result, apart = self.run_apart(value, structure, rows)
+        else:
+            result = self.listen(rows, structure.inputs, *value)
+        tensors = list(tensors_in([result]))
+        if len(tensors) != len(structure.outputs):
+            raise Unsupported("the model's result has another form than when its structure was learned.")
+        self._check_buffers(before)
+        if watched is not None:
+            self._check_removal(value, structure, rows, tensors, watched)
+        edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
+        taps, self.recorder.taps = self.recorder.taps, []
+        return self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
+
+    def _kept(self, call: ModelCall, result: Any) -> Any:
+        """Keep a call as long as the graph of its result is alive: nobody may ever record it."""
+        alive = _Alive()
+        self.made.append(call)
+        weakref.finalize(alive, _forget, weakref.ref(self), weakref.ref(call))
+
+        def marked(tensor: Tensor) -> Tensor:
+            if tensor.grad_fn is None:
+                return tensor
+            twin = tensor.view_as(tensor)
+            node: Any = twin.grad_fn
+            node.metadata["sordina"] = alive
+            return twin
+
+        return changed(result, marked)
+
+    def _structure(self, value: tuple[Any, Any]) -> Structure | None:
+        tensors = list(tensors_in([value]))
+        sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
+        if not sizes or not sizes[0]:
+            return None
+        kind = (
+            described(value),
+            tuple([(x.dtype, tuple([size == sizes[0] for size in x.shape])) for x in tensors]),
+            tuple([parameter.requires_grad for parameter in self.parameters.values()]),
+        )
+        known = self._known.get(kind)
+        if known is None or self.study.due():
+            known = self._known[kind] = self._learned(value, sizes, again=known is not None)
+        return known
+
+    def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
+        """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
+        seed = CHANCE.getrandbits(48) if again else 0
+        study = Study(
+            self.model, self.forward, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
+        )
+        refusal: Unsupported | None = None
+        for rows in sizes:
+            try:
+                found = study.learn(value, rows)
+            except Unsupported as error:
+                refusal = refusal or error
+                if not isinstance(error, Mixing):
+                    break
+                continue
+            if found.alone:
+                self.meeting.tell(
+                    f"{found.alone}: the model runs on one sample at a time, forward and backward, which is exact but "
+                    "slow"
+                )
+            return found
+        assert refusal is not None
+        raise refusal
+
+    def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
+        """Each sample alone."""
+        return self._muted(run_apart, self.forward, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
+
+    def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.recorder.muted += 1
+        try:
+            return work(*args, **kwargs)
+        finally:
+            self.recorder.muted -= 1
+
+    def listen(self, rows: int, dims: Dims, args: Any, kwargs: Any) -> Any:
+        """All samples at once, with taps."""
+        recorder = self.recorder
+        if not recorder.learning and not recorder.tracing:
+            return self.forward(*args, **kwargs)
+        recorder.rows = rows
+        inputs = [x for x, dim in zip(tensors_in([args, kwargs]), dims, strict=True) if dim is not None]
+        outer, recorder.tracer = recorder.tracer, Tracer(self.meeting.names.keys(), self.meeting, inputs, rows)
+        try:
+            with recorder.tracer as tracer:
+                result = self.forward(*args, **kwargs)
+            if tracer.dynamic:
+                recorder.dynamic = f"the shape of a tensor depends on values ({tracer.dynamic})"
+            return result
+        finally:
+            recorder.tracer = outer
+
+    def _check_buffers(self, before: Sequence[tuple[Any, int]]) -> None:
+        for (buffers, key, name), (old, version) in zip(self._buffers, before, strict=True):
+            now = buffers.get(key)
+            if (now is not old or getattr(now, "_version", 0) != version) and name not in self.public_buffers:
+                raise Unsupported(kept_words(name))
+
+    def _check_removal(
+        self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
+    ) -> None:
+        """Replace one sample by something very different: the others may not notice."""
+        run = partial(self._muted, lambda which: list(tensors_in([self.forward(*which[0], **which[1])])))
+        seen = [tensor.detach() for tensor in tensors]
+        if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
+            raise Mixing(
+                "samples mix: replacing one sample changes what the model says of others, so no per-sample bound "
+                f"exists, and none holds for the steps since this began. {ADVICE}"
+            )
+
+
+def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:
+    """How many samples there may be, if nobody knows: the size of the first dimension, or else of the second."""
+    first = next((tensor for tensor in tensors if tensor.dim()), None)
+    return [] if first is None else list(dict.fromkeys(first.shape[:2]))
+
+
+def used_outside(
+    losses: Tensor, calls: Sequence[ModelCall], parameters: Mapping[str, Tensor], *, listened: bool
+) -> list[str]:
+    """The parameters that the losses depend on without a tap between them, or (not ``listened``) without a call.
+
+    The walk through the graph jumps from the result of a tapped operation to its inputs; if not ``listened``, it ends
+    at the results of the model.
+    """
+    wanted = {id(parameter): name for name, parameter in parameters.items()}
+    jumps: dict[Any, tuple[Tensor, ...]] = {}
+    seen: set[Any] = set()
+    for call in calls:
+        if listened:
+            used = (tap for tap in call.taps if tap.build is None or call.structure.taps.get(tap.key) is not None)
+            jumps.update({(tap.edge.node, tap.edge.output_nr): tap.sources for tap in used})
+        else:
+            seen.update(edge.node for edge in call.edges if edge is not None)
+    found: list[str] = []
+    stack: list[tuple[Any, int]] = [(losses.grad_fn, 0)]
+    while stack:
+        place = stack.pop()
+        sources = jumps.get(place)
+        if sources is not None:
+            edges = [get_gradient_edge(source) for source in sources if source.requires_grad]
+            stack.extend(inner for edge in edges if (inner := (edge.node, edge.output_nr)) != place)
+            continue
+        node = place[0]
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in wanted:
+            found.append(wanted[id(leaf)])
+        stack.extend([edge for edge in node.next_functions if edge[0] is not None])
+    return found
+
+
+def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int = 1) -> None:
+    """Refuse losses of which one depends on another sample's result.
+
+    The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
+    reach their own results only.
+    """
+    rows = len(losses)
+    reached = [
+        (edge, place)
+        for call in calls
+        for edge, place in zip(call.edges, call.structure.outputs, strict=True)
+        if edge is not None
+    ]
+    if rows < 2 or not reached:
+        return
+    silent = _reach(losses, torch.zeros_like(losses), reached)
+    for _ in range(probes):
+        half = torch.tensor(CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1)), device=losses.device)
+        chosen = torch.zeros(rows, dtype=torch.bool, device=losses.device)
+        chosen[half] = True
+        found = _reach(losses, torch.zeros_like(losses).masked_fill(chosen, float("nan")), reached)
+        for hit, before in zip(found, silent, strict=True):
+            if bool((hit & ~before & ~(chosen if len(hit) == rows else torch.zeros_like(hit))).any()):
+                raise Mixing(
+                    "samples mix: the loss of one sample depends on the model's results for others (or on a result "
+                    f"that is not one per sample), so no per-sample bound exists. {ADVICE}"
+                )
+
+
+def _reach(losses: Tensor, spread: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> list[Tensor]:
+    """For each result the samples whose rows a gradient reaches; for one that is not per sample, whether any does."""
+    edges: list[Any] = [edge for edge, _ in reached]
+    answers = torch.autograd.grad(losses, edges, spread, retain_graph=True, allow_unused=True)
+    found = []
+    for answer, (_, place) in zip(answers, reached, strict=True):
+        if answer is None:
+            found.append(torch.zeros(len(losses), dtype=torch.bool, device=losses.device))
+        elif place is None or answer.shape[place.dim] % len(losses):
+            found.append((answer != 0).any()[None].expand(len(losses) + 1))
+        else:
+            found.append((answer != 0).movedim(place.dim, 0).reshape(len(losses), -1).any(1))
+    return found
+
+
+# Placing the taps in a model: layers with a rule are wrapped, all other parameters are left to a tracer.
+
+
+def install(
+    model: nn.Module,
+    recorder: Recorder,
+    parameters: Mapping[str, Tensor],
+    tell: Callable[[str], None],
+    public_buffers: frozenset[str],
+    root: Callable[..., Any],
+) -> tuple[list[nn.Module], Calls]:
+    """Wrap what has a rule, and the model itself, which from then on runs ``root``.
+
+    Returns:
+        the wrapped modules, and what keeps the model's calls.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    remove(model.modules())
+    layers: list[tuple[nn.Module, Callable[..., Any]]] = []
+    loose, wrapped = set[str](), list[nn.Module]()
+    for name, module in model.named_modules():
+        if any(id(parameter) in names for parameter in module._parameters.values()):
+            rule = rule_for(module)
+            if rule is not None:
+                layers.append((module, _layer(module, rule, name or type(module).__name__, recorder)))
+            else:
+                recorder.tracing = True
+                loose.add(name)
+    calls = Calls(model, recorder, FreeParameters(recorder, tell, names), parameters, public_buffers)
+    for module in _above(model, loose):
+        wrap(module, _traced_again(module.forward, recorder, calls.meeting), recorder)
+        wrapped.append(module)
+    for module, forward in layers:
+        if module is model:
+            calls.forward = forward
+        else:
+            wrap(module, forward, recorder)
+    wrap(model, root, recorder)
+    return [*wrapped, *(module for module, _ in layers), model], calls
+
+
+def remove(modules: Iterable[nn.Module]) -> None:
+    """Give modules their own forward pass back; an engine that listened to them is told."""
+    for module in modules:
+        owner = unwrap(module)
+        if isinstance(owner, Recorder):
+            owner.retired = True
+
+
+def _above(model: nn.Module, names: Iterable[str]) -> Iterator[nn.Module]:
+    """The modules of these names and all that hold them, but for the model itself."""
+    held = {".".join(parts[:n]) for parts in (name.split(".") for name in names) for n in range(1, len(parts) + 1)}
+    for name, module in model.named_modules():
+        if name in held and module is not model:
+            yield module
+
+
+def _traced_again(original: Callable[..., Any], recorder: Recorder, meeting: FreeParameters) -> Callable[..., Any]:
+    """A forward pass that is traced also where a checkpoint computes it again, in which the model takes no part."""
+
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if recorder.tracer is not None or not again() or not recorder.listening:
+            return original(*args, **kwargs)
+        recorder.tracer = Tracer(meeting.names.keys(), meeting, (), recorder.rows)
+        try:
+            with recorder.tracer:
+                return original(*args, **kwargs)
+        finally:
+            recorder.tracer = None
+
+    return forward
+
+
+def _layer(module: nn.Module, rule: Rule, name: str, recorder: Recorder) -> Callable[..., Any]:
+    """The layer's forward pass, listened to."""
+    original, terms, any_dim = module.forward, rule.terms, rule.any_dim
+
+    @wraps(original)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if terms is None or not recorder.listening:
+            return original(*args, **kwargs)
+        inputs = args if not kwargs else (*args, *kwargs.values())
+        sources = inputs if len(inputs) == 1 else tuple([x for x in inputs if isinstance(x, Tensor)])
+        tracer, batched = recorder.tracer, True
+        if tracer is None or tracer.suspended:
+            output = original(*args, **kwargs)
+        else:
+            batched = tracer.batched(sources)
+            if not batched and not recorder.rows_of_constants(name, sources[0].shape[0], tracer.rows):
+                return original(*args, **kwargs)
+            output = tracer.inside(original, *args, **kwargs)
+        recorder.tap(name, output, partial(_build, terms, module, args, kwargs), sources, any_dim, batched)
+        return output
+
+    @wraps(original)
+    def in_pieces(*args: Any, **kwargs: Any) -> Any:
+        tracer = recorder.tracer
+        if rule.forward is None or not recorder.listening:
+            return original(*args, **kwargs)
+        if tracer is None or tracer.suspended:
+            return rule.forward(module, partial(_tap, recorder, name), *args, **kwargs)
+        if not tracer.batched(tensors_in([args, kwargs])):
+            return original(*args, **kwargs)
+        return tracer.inside(rule.forward, module, partial(_tap, recorder, name), *args, **kwargs)
+
+    return plain if rule.forward is None else in_pieces
+
+
+def _build(terms: Any, module: nn.Module, args: Any, kwargs: Any, b: Tensor, fold: Fold) -> Any:
+    if kwargs or len(args) > 1:
+        still = [x.detach() if isinstance(x, Tensor) else x for x in args]
+        return terms(
+            module, b, fold, *still, **{k: x.detach() if isinstance(x, Tensor) else x for k, x in kwargs.items()}
+        )
+    return terms(module, b, fold, args[0].detach())
+
+
+def _tap(recorder: Recorder, name: str, part: str, *args: Any) -> None:
+    recorder.tap(f"{name}.{part}", *args)

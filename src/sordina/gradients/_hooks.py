@@ -1,0 +1,211 @@
+"""Where the engine listens in on a forward pass: wrapped modules and taps."""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from sordina.gradients._tracing import Tracer
+from sordina.gradients.layout import Fold
+from sordina.gradients.terms import Term
+
+# Another forward pass for one module, without a trace in what is copied, saved or left behind.
+#
+# The module becomes an instance of a subclass made for it alone. A copy, and what is pickled, is of the module's own
+# class again; anything that still reaches the subclass with another module gets that module's own forward pass.
+
+_OWN_CLASS = "_sordina_own_class"
+_OWNER = "_sordina_owner"
+_OWN_FORWARD = "_sordina_own_forward"
+
+
+def wrap(module: nn.Module, forward: Callable[..., Any], owner: object) -> None:
+    """Let ``module`` run ``forward`` (called without the module) on behalf of ``owner``, until `unwrap`."""
+    kind = type(module)
+    own_forward = module.__dict__.pop("forward", None)
+
+    @wraps(kind.forward)
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if self is module else kind.forward(self, *args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        ours = self.__class__
+        self.__class__ = kind
+        try:
+            made, arguments, state, *rest = (*self.__reduce_ex__(protocol), None, None)[:5]
+        finally:
+            self.__class__ = ours
+        if made is copyreg.__newobj__:  # type: ignore[attr-defined]
+            made = object.__new__
+        if own_forward is not None and isinstance(state, dict):
+            state = {**state, "forward": own_forward}
+        return made, arguments, state, *rest
+
+    members = {
+        "forward": run,
+        "__reduce_ex__": reduce,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        _OWN_CLASS: kind,
+        _OWN_FORWARD: own_forward,
+        _OWNER: owner,
+    }
+    module.__class__ = type(kind.__name__, (kind,), members)
+
+
+def unwrap(module: nn.Module) -> object | None:
+    """Give a module its own class and forward pass back; return on whose behalf it ran another, if it did."""
+    members = type(module).__dict__
+    if _OWN_CLASS not in members:
+        return None
+    module.__class__ = members[_OWN_CLASS]
+    if members[_OWN_FORWARD] is not None:
+        module.__dict__["forward"] = members[_OWN_FORWARD]
+    owner: object = members[_OWNER]
+    return owner
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module, whatever forward pass it runs."""
+    kind: type[nn.Module] = type(module).__dict__.get(_OWN_CLASS, type(module))
+    return kind
+
+
+def wrapped_by(module: nn.Module, owner: object) -> bool:
+    """Whether a module runs a forward pass on behalf of ``owner``."""
+    return type(module).__dict__.get(_OWNER) is owner
+
+
+# Taps: where the engine listens in on a forward pass.
+
+Found: TypeAlias = Iterator[tuple[Tensor, Term]]
+"""Parameters with their terms."""
+Build: TypeAlias = Callable[[Tensor, Fold], Found]
+"""What a tap does with the gradient that passes it."""
+
+
+class Tap(NamedTuple):
+    """One use of parameters: where its output lies in the graph, and how its gradient becomes terms."""
+
+    key: tuple[str, int]
+    """A label, and the number of dimensions: taps of equal key have their samples along the same dimension."""
+    edge: GradientEdge
+    shape: torch.Size
+    build: Build | None
+    """None where another tap answers for the parameters used here."""
+    sources: tuple[Tensor, ...]
+    """The other inputs of the tapped operation: behind them, a walk through the graph goes on."""
+    versions: tuple[int, ...]
+    batched: bool
+    """Whether the samples take part; if not, the output is a function of the parameters alone."""
+    any_dim: bool = True
+    """Whether the samples may lie along another dimension than the first."""
+
+    @property
+    def label(self) -> str:
+        """What to call it in a message."""
+        return self.key[0]
+
+    def intact(self) -> bool:
+        """Whether no input was changed in place since."""
+        return self.versions == tuple([source._version for source in self.sources])
+
+
+def edge_of(output: Tensor) -> GradientEdge:
+    """Where an output's gradient passes, whatever is later done to the output in place.
+
+    An in-place operation on a view rewrites the graph above the view's base. `torch.nn.functional.linear` over several
+    leading dimensions returns a view of a matrix nobody else holds, so that matrix is tapped instead.
+    """
+    base = output._base
+    if base is not None and type(base.grad_fn).__name__ == "AddmmBackward0" and base.numel() == output.numel():
+        output = base
+    assert output.grad_fn is not None
+    return GradientEdge(output.grad_fn, output.output_nr)
+
+
+_gatherings = 0
+"""How many backward passes are running that began with a recorded forward pass."""
+
+
+@contextmanager
+def gathering() -> Iterator[None]:
+    """A backward pass from a forward pass that was recorded: what it computes again is to be done in the same way."""
+    global _gatherings
+    _gatherings += 1
+    try:
+        yield
+    finally:
+        _gatherings -= 1
+
+
+def again() -> bool:
+    """Whether a backward pass is running."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+@dataclass
+class Recorder:
+    """The taps of the forward passes since the last record."""
+
+    model: nn.Module
+    taps: list[Tap] = field(default_factory=list)
+    learning: bool = False
+    """Whether the model runs on made-up rows, for its structure to be learned."""
+    muted: int = 0
+    """Above zero while the model runs on the side and nobody listens."""
+    tracing: bool = False
+    """Whether there are parameters that only a tracer can follow."""
+    tracer: Tracer | None = None
+    """The tracer of the forward pass that is running."""
+    constant_rows: set[str] = field(default_factory=set)
+    """What is called with one row per sample although no sample takes part in them; known by label."""
+    rows: int = 0
+    """How many samples the last traced forward pass had."""
+    retired: bool = False
+    """Whether another engine has taken over the model."""
+    dynamic: str = ""
+    """Where, if anywhere, the shape of a tensor was seen to depend on the values of samples."""
+
+    @property
+    def listening(self) -> bool:
+        """Only a training forward pass with gradients is recorded.
+
+        A forward pass inside a backward pass is a checkpoint that is computed again: it must do what the first did.
+        """
+        if again():
+            return _gatherings > 0 and self.model.training
+        return self.model.training and torch.is_grad_enabled() and not self.muted
+
+    def rows_of_constants(self, label: str, size: int, rows: int) -> bool:
+        """Whether ``size`` rows in which no sample takes part are one for each of the ``rows`` samples.
+
+        It is learned on made-up rows, whose number occurs nowhere else, and then goes by the label.
+        """
+        if self.learning and size == rows:
+            self.constant_rows.add(label)
+        return size == rows and label in self.constant_rows
+
+    def tap(
+        self,
+        label: str,
+        output: Any,
+        build: Build | None,
+        sources: tuple[Tensor, ...],
+        any_dim: bool = True,
+        batched: bool = True,
+    ) -> None:
+        """Listen to the gradient of ``output``, a function of parameters and ``sources``."""
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            versions = tuple([source._version for source in sources])
+            key, shape = (label, output.dim()), output.shape
+            self.taps.append(Tap(key, edge_of(output), shape, build, sources, versions, batched, any_dim))

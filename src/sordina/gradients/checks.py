@@ -1,0 +1,182 @@
+"""What would break a per-sample bound, found before training, and repaired where it can be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from sordina.errors import InvalidInput, Unsupported
+
+# What would break a per-sample bound, found before training.
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A module that cannot be trained privately as it is, and what to do about it."""
+
+    module: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = f"module {self.module!r}: " if self.module else "the model: "
+        return f"{where}{self.reason} {self.remedy}"
+
+
+FIX = "Repair it with sordina.fix(model)."
+
+
+def check(model: nn.Module) -> list[Problem]:
+    """Everything in ``model`` that would break, by name; an empty list means none was found.
+
+    >>> [str(problem) for problem in check(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))]
+    ["module '1': BatchNorm2d mixes samples, so no per-sample bound exists. Use GroupNorm: sordina.fix(model)."]
+    """
+    found = []
+    for name, module in model.named_modules():
+        found += [Problem(name, *words) for test in TESTS if (words := test(module))]
+    return found
+
+
+def _wrapped(module: nn.Module) -> tuple[str, str] | None:
+    if isinstance(module, WRAPPERS):
+        return f"{type(module).__name__} averages gradients before they are clipped.", "Pass the bare model inside it."
+    return None
+
+
+def _mixing(module: nn.Module) -> tuple[str, str] | None:
+    if isinstance(module, _BatchNorm) and not isinstance(module, _InstanceNorm):
+        if not module.training and module.running_mean is not None and module.running_var is not None:
+            return None
+        kind = type(module).__name__
+        return f"{kind} mixes samples, so no per-sample bound exists.", "Use GroupNorm: sordina.fix(model)."
+    return None
+
+
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms that somebody put into evaluation mode while the rest of ``model`` trains."""
+    if not model.training:
+        return []
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and not module.training]
+
+
+def _tracking(module: nn.Module) -> tuple[str, str] | None:
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        return f"{type(module).__name__} keeps running statistics of raw data, outside any budget.", FIX
+    return None
+
+
+def _embedding(module: nn.Module) -> tuple[str, str] | None:
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if module.max_norm is not None:
+            return "max_norm rescales the rows a batch looks up, outside any budget.", "Set max_norm=None."
+        if module.scale_grad_by_freq:
+            return "scale_grad_by_freq divides by counts over the batch, so samples mix.", FIX
+        if module.sparse:
+            return "sparse gradients would show which rows were looked up, and noise is dense.", FIX
+    return None
+
+
+def _lazy(module: nn.Module) -> tuple[str, str] | None:
+    if any(
+        isinstance(each, UninitializedParameter | UninitializedBuffer)
+        for each in (*module._parameters.values(), *module._buffers.values())
+    ):
+        kind = type(module).__name__
+        return f"{kind} has no parameters before its first input.", "Run the model once, on made-up rows, before."
+    return None
+
+
+TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (_wrapped, _mixing, _tracking, _embedding, _lazy)
+
+
+def check_losses(losses: Any, batch: int | None = None) -> Tensor:
+    """Refuse anything but one loss per sample."""
+    if not isinstance(losses, Tensor):
+        raise InvalidInput(f"losses must be a tensor with one loss per sample, got {type(losses).__name__}.")
+    if losses.dim() == 0:
+        raise InvalidInput("the loss is a single number: per-sample losses are needed, use reduction='none'.")
+    if losses.dim() != 1:
+        raise InvalidInput(f"losses must have shape (B,), got {tuple(losses.shape)}: reduce each sample to one number.")
+    if batch is not None and len(losses) != batch:
+        raise InvalidInput(f"{len(losses)} losses for {batch} samples: return exactly one loss per sample.")
+    if len(losses) and not losses.requires_grad:
+        raise InvalidInput("the losses have no graph: run the forward pass with gradients enabled.")
+    return losses
+
+
+# Repair what can be repaired in a model, so that it trains privately.
+
+_STOCK = {_BatchNorm.forward, nn.SyncBatchNorm.forward}
+
+
+def fix(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` without what `check` finds and code can replace; parameters that remain keep their values.
+
+    >>> fix(nn.Sequential(nn.BatchNorm2d(12), nn.ReLU(inplace=True)))
+    Sequential(
+      (0): GroupNorm(4, 12, ...)
+      (1): ReLU()
+    )
+    """
+    return _repaired(copy.deepcopy(model))
+
+
+def _repaired(module: nn.Module) -> nn.Module:
+    if isinstance(module, _InstanceNorm):
+        return _without_statistics(module)
+    if isinstance(module, _BatchNorm):
+        return _group_norm(module)
+    if getattr(module, "inplace", False) is True:
+        module.inplace = False  # type: ignore[assignment]
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        module.scale_grad_by_freq = module.sparse = False
+    for name, child in module.named_children():
+        setattr(module, name, _repaired(child))
+    return module
+
+
+def _group_norm(module: _BatchNorm) -> nn.Module:
+    """Groups of up to 32, as many as divide the channels; the learned scale and shift are kept.
+
+    A norm with an activation inside (as in timm) keeps its ``drop`` and ``act``; any other forward pass of its own is
+    refused, because nobody knows what to keep of it.
+    """
+    groups = gcd(module.num_features, 32)
+    groups = groups if module.num_features // groups > 1 or groups == 1 else groups // 2
+    fresh = nn.GroupNorm(groups, module.num_features, eps=module.eps, affine=module.affine)
+    norm = _like(fresh, module)
+    if type(module).forward in _STOCK and "forward" not in module.__dict__:
+        return norm
+    inside = {name: child for name, child in module.named_children() if name in ("drop", "act")}
+    if len(inside) == 0 or len(inside) < len(list(module.children())):
+        raise Unsupported(
+            f"{type(module).__name__} is a BatchNorm with a forward pass of its own, of which sordina.fix would lose a "
+            "part: replace it by hand, with GroupNorm and whatever else it does."
+        )
+    return nn.Sequential(norm, *(_repaired(inside[name]) for name in ("drop", "act") if name in inside))
+
+
+def _without_statistics(module: _InstanceNorm) -> nn.Module:
+    if not module.track_running_stats:
+        return module
+    fresh = type(module)(module.num_features, module.eps, affine=module.affine, track_running_stats=False)
+    return _like(fresh, module)
+
+
+def _like(fresh: nn.Module, module: _BatchNorm | _InstanceNorm) -> nn.Module:
+    if module.affine:
+        with torch.no_grad():
+            fresh.weight, fresh.bias = module.weight, module.bias
+    return fresh.train(module.training)

@@ -1,0 +1,143 @@
+"""The one object that decides: sampler, normaliser, adjacency, noise and accountant are all read from a `Plan`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sordina.accounting import Account, Composed, Event, Gaussian, Repeated, accountant, noise_multiplier
+from sordina.accounting.events import NOTHING
+from sordina.errors import BudgetRefused, InvalidInput
+from sordina.privacy import Adjacency, Budget, Guarantee, Unit, check_positive, format_up
+from sordina.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training run will do to the data, decided before it touches the data.
+
+    All fields are public. ``noise_multiplier`` is relative to the sensitivity of a step under the sampler's adjacency.
+    """
+
+    sampler: Sampler
+    steps: int
+    budget: Budget
+    noise_multiplier: float
+    unit: Unit = Unit.RECORD
+    accountant: str = "pld"
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps)
+
+    @property
+    def private(self) -> bool:
+        """False when the budget is infinite: then nothing is clipped and no noise is added."""
+        return not math.isinf(self.budget.epsilon)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The sampler's."""
+        return self.sampler.adjacency
+
+    def event(self, steps: int | None = None) -> Event:
+        """What ``steps`` steps cost (all of them, unless said)."""
+        return Repeated(self.sampler.event(Gaussian(self.noise_multiplier)), self.steps if steps is None else steps)
+
+    def guarantee(self, steps: int | None = None) -> Guarantee:
+        """The guarantee after ``steps`` steps."""
+        event = self.event(steps)
+        return _cost(self.accountant, event, self.budget.delta, self.adjacency, self.unit, self.private)
+
+
+def spent(plan: Plan, account: Account) -> Guarantee:
+    """What the events on ``account`` cost: the only way from a run to its epsilon.
+
+    Args:
+        plan: Whose delta, unit and accountant count.
+        account: The events that ran.
+    """
+    return _cost(plan.accountant, event_of(account), plan.budget.delta, plan.adjacency, plan.unit, plan.private)
+
+
+def event_of(account: Account) -> Event:
+    """Everything on ``account`` as one event; steps that are all alike as the plan states them.
+
+    Args:
+        account: The events that ran.
+    """
+    whole = account.event
+    return whole.events[0] if isinstance(whole, Composed) and len(whole.events) == 1 else whole
+
+
+@functools.lru_cache(maxsize=4096)
+def _cost(name: str, event: Event, delta: float, adjacency: Adjacency, unit: Unit, private: bool) -> Guarantee:
+    """Remembered, because the many runs of a search share one plan."""
+    epsilon = math.inf
+    if private:
+        epsilon = 0.0 if event == NOTHING else accountant(name).epsilon(event, delta, adjacency)
+    return Guarantee(epsilon, delta, adjacency, unit)
+
+
+def check_whole(name: str, value: Any) -> int:
+    """Refuse anything but a whole number of at least one.
+
+    Args:
+        name: What it is, for the message.
+        value: What was given.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return int(value)
+
+
+def check_steps(steps: Any) -> None:
+    """Refuse anything but a positive whole number of steps."""
+    if isinstance(steps, bool) or not isinstance(steps, (int, float, np.number)) or not 1 <= steps < 2**53:
+        raise InvalidInput(f"a run has at least one step, got {steps!r}.")
+    if int(steps) != steps:
+        raise InvalidInput(f"a run has a whole number of steps, got {steps!r}.")
+
+
+def make_plan(
+    budget: Budget,
+    sampler: Sampler,
+    steps: int,
+    *,
+    unit: Unit = Unit.RECORD,
+    accountant: str = "pld",
+    noise_multiplier: float | None = None,
+) -> Plan:
+    """The plan that spends ``budget``: its noise is the least that the accountant allows.
+
+    A ``noise_multiplier`` given by the caller is kept, and refused when it would overspend the budget.
+
+    >>> from sordina.sampling import Poisson
+    >>> plan = make_plan(Budget(3, 1e-5), Poisson(512, 60000), steps=1170)
+    >>> 2.97 <= plan.guarantee().epsilon <= 3
+    True
+    """
+    check_steps(steps)
+    if math.isinf(budget.epsilon):
+        return Plan(sampler, steps, budget, 0.0, unit, accountant)
+    if noise_multiplier is not None:
+        check_positive("noise_multiplier", noise_multiplier)
+    else:
+        noise_multiplier = _calibrate(budget, sampler, steps, accountant)
+    plan = Plan(sampler, steps, budget, noise_multiplier, unit, accountant)
+    spent = plan.guarantee().epsilon
+    if spent > budget.epsilon:
+        raise BudgetRefused(
+            f"{steps} steps at noise multiplier {noise_multiplier:.4g} cost epsilon {format_up(spent)}, above the "
+            f"budget of {budget.epsilon:g} at delta {budget.delta:g}. Raise noise or budget, or take fewer steps."
+        )
+    return plan
+
+
+def _calibrate(budget: Budget, sampler: Sampler, steps: int, name: str) -> float:
+    return noise_multiplier(
+        lambda nu: Repeated(sampler.event(Gaussian(nu)), steps), budget, sampler.adjacency, accountant=name
+    )

@@ -1,0 +1,184 @@
+"""Who takes part in a step: Poisson samples, samples of a fixed size, and persons with many rows.
+
+The sampler decides the adjacency: a Poisson sample is accounted under add/remove, a fixed-size sample under
+replace-one (errata 3). Nobody else says it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sordina._arguments import checked
+from sordina.accounting.events import Event, FixedSizeSampled, PoissonSampled
+from sordina.errors import InvalidInput
+from sordina.privacy import Adjacency
+
+__all__ = ["PADDING", "FixedSize", "Indices", "Poisson", "Sampler", "Users"]
+
+
+# The seam of this room: a sampler draws batches and knows the event that drawing them causes.
+#
+# The sampler decides the adjacency: a Poisson sample is accounted under add/remove, a fixed-size sample under
+# replace-one (errata 3). Nobody else says it again.
+
+Indices = NDArray[np.int64]
+
+
+class Sampler(Protocol):
+    """Who takes part in a step."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbours under which the event holds."""
+        ...
+
+    @property
+    def expected_batch(self) -> float:
+        """The public number that sums are divided by."""
+        ...
+
+    def draw(self, size: int, rng: np.random.Generator) -> Indices:
+        """The units of one batch, out of ``size`` units present."""
+        ...
+
+    def event(self, event: Event) -> Event:
+        """What a step costs that does ``event`` on a drawn batch."""
+        ...
+
+
+# Every unit takes part independently, with the same probability.
+
+
+@checked
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson sampling: the size of a batch is random, and may be zero.
+
+    ``population`` is a public number, such as a census figure or a round number near the size of the data; the
+    guarantee rests on the rate ``batch / population`` alone, so it holds however many units are really present.
+
+    >>> round(Poisson(batch=512, population=60000).rate, 6)
+    0.008533
+    """
+
+    batch: float
+    population: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch <= self.population:
+            raise InvalidInput(
+                f"the expected batch size must lie in (0, population], got {self.batch} of {self.population}."
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability with which each unit takes part."""
+        return self.batch / self.population
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Add/remove."""
+        return Adjacency.ADD_REMOVE
+
+    @property
+    def expected_batch(self) -> float:
+        """``batch``."""
+        return self.batch
+
+    def draw(self, size: int, rng: np.random.Generator) -> Indices:
+        """Toss a coin for each of ``size`` units."""
+        return np.flatnonzero(rng.random(size) < self.rate)
+
+    def event(self, event: Event) -> Event:
+        """``event`` on a Poisson sample."""
+        return PoissonSampled(self.rate, event)
+
+
+# A batch of a fixed size, uniform without replacement.
+
+
+@checked
+@dataclass(frozen=True)
+class FixedSize:
+    """``batch`` of ``population`` units. Under replace-one adjacency the number of units is public, and is checked."""
+
+    batch: int
+    population: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch <= self.population:
+            raise InvalidInput(f"the batch size must lie in [1, population], got {self.batch} of {self.population}.")
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Replace-one."""
+        return Adjacency.REPLACE_ONE
+
+    @property
+    def expected_batch(self) -> float:
+        """``batch``, always."""
+        return float(self.batch)
+
+    def draw(self, size: int, rng: np.random.Generator) -> Indices:
+        """Draw a batch; refuses data whose size is not the stated population."""
+        if size != self.population:
+            raise InvalidInput(
+                f"the data holds {size} units but the population was stated as {self.population}: fixed-size sampling "
+                "rests on the exact number. State population=len(data)."
+            )
+        return np.sort(rng.choice(size, self.batch, replace=False, shuffle=False)).astype(np.int64, copy=False)
+
+    def event(self, event: Event) -> Event:
+        """``event`` on a sample without replacement."""
+        return FixedSizeSampled(self.batch, self.population, event)
+
+
+# User-level privacy: a unit is a person with many rows, of whom a bounded number take part.
+
+PADDING = -1
+
+
+@checked
+@dataclass(frozen=True)
+class Users:
+    """Who owns which row.
+
+    A sampler draws users; `rows` then gives each drawn user's rows, at most ``rows_per_user`` of them (a fresh uniform
+    choice where there are more), padded with -1. The engine clips all rows of one user as one vector, so one person
+    changes a sum by no more than one row would.
+
+    >>> Users(np.array([7, 7, 9]), rows_per_user=2).rows(np.array([1, 0]), np.random.default_rng(0))
+    array([[ 2, -1], [ 0,  1]])
+    """
+
+    owners: ArrayLike
+    rows_per_user: int
+    _rows: tuple[NDArray[np.int64], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        owners = np.asarray(self.owners)
+        if owners.ndim != 1 or not len(owners):
+            raise InvalidInput(f"owners must name one user per row, got an array of shape {owners.shape}.")
+        if self.rows_per_user < 1:
+            raise InvalidInput(f"rows_per_user must be at least 1, got {self.rows_per_user}.")
+        _, inverse = np.unique(owners, return_inverse=True)
+        order = np.argsort(inverse, kind="stable")
+        starts = np.flatnonzero(np.diff(inverse[order])) + 1
+        object.__setattr__(self, "_rows", tuple(np.split(order.astype(np.int64), starts)))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, users: Indices, rng: np.random.Generator) -> Indices:
+        """The rows of the drawn ``users``, shape (len(users), rows_per_user)."""
+        table = np.full((len(users), self.rows_per_user), PADDING, dtype=np.int64)
+        for place, user in enumerate(users):
+            rows = self._rows[user]
+            if len(rows) > self.rows_per_user:
+                rows = rng.choice(rows, self.rows_per_user, replace=False)
+            table[place, : len(rows)] = rows
+        return table

@@ -1,0 +1,383 @@
+"""Privately sampled batches and a private step, for the trainer and for people who own their loop."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordina import random
+from sordina._distributed import team
+from sordina.accounting import Account
+from sordina.clipping import Policy, arrange
+from sordina.clipping.per_layer import PerLayer
+from sordina.errors import InvalidInput, TrainingFailed
+from sordina.gradients import Engine, check_losses
+from sordina.journal import BLOCK, Journal
+from sordina.plan import Plan, check_whole, spent
+from sordina.privacy import Guarantee
+from sordina.private_step import PrivateStep, finite
+from sordina.queries import Released, Tape
+from sordina.sampling import Users
+from sordina.training.batches import Collate, MicroBatch, as_rows, split
+from sordina.training.learning_rates import Rate, Start, typical_size
+from sordina.training.run import Run, raw_statistics
+
+if TYPE_CHECKING:
+    from sordina.training.run_keeper import RunKeeper
+
+
+# What a model was trained on before: a second private run on the same model adds to the first.
+#
+# A guarantee speaks of one run. Whoever trains the same model object again, on the same people, spends both; so a run
+# whose model was trained before in this process says so, with the price of all of it.
+
+_RUNS: weakref.WeakKeyDictionary[nn.Module, list[tuple[Plan, Account]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class Earlier:
+    """The runs of a model before the present one."""
+
+    model: weakref.ref[nn.Module]
+    runs: list[tuple[Plan, Account]] = field(default_factory=list)
+    begun: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Earlier:
+        """What is known of ``model``."""
+        return cls(weakref.ref(model), list(_RUNS.get(model, [])))
+
+    def forget(self) -> None:
+        """The weights were replaced by those of a saved run: what was trained into them before is gone."""
+        self.runs = []
+        if (model := self.model()) is not None:
+            _RUNS.pop(model, None)
+
+    def begin(self, plan: Plan, account: Account) -> None:
+        """The present run draws its first batch: whoever comes later finds it."""
+        if not self.begun and (model := self.model()) is not None:
+            self.begun = True
+            _RUNS.setdefault(model, []).append((plan, account))
+
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """What each earlier run cost."""
+        return tuple(spent(plan, account) for plan, account in self.runs)
+
+
+# For people who own their loop: privately sampled batches, and a step that takes per-sample losses.
+#
+# private = sd.make_private(model, optimizer, data, budget=sd.Budget(3, 1e-5), batch_size=512, epochs=10)
+# for x, y in private:
+#     losses = F.cross_entropy(model(x), y, reduction="none")
+#     private.step(losses)
+# run = private.finish()
+# print(run.statement())
+
+LOOKS = 20
+"""How often in a run the weights, which are released, are looked at: infinite ones end it."""
+
+
+class Private:
+    """A model, an optimiser and data, bound together by one `Plan`. Made by `make_private`.
+
+    Iterating draws batches until the plan's steps are used up; every drawn batch is on the account before anybody sees
+    it. `step` takes the per-sample losses of the batch just drawn, and no other. `finish` ends the run, and pays for
+    the whole plan: also for one that was left early, because when to leave may have been chosen from what was seen.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Any,
+        plan: Plan,
+        clipping: Policy[Any] | PerLayer,
+        *,
+        rng: np.random.Generator,
+        users: Users | None = None,
+        microbatch: int | None = None,
+        learning_rate: Rate[Any] | None = None,
+        raw: bool = False,
+        public_buffers: Sequence[str] = (),
+        collate_fn: Collate | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.rows = as_rows(data, collate_fn)
+        if microbatch is not None:
+            check_whole("microbatch", microbatch)
+        self.users, self.microbatch, self.rng = users, microbatch, rng
+        if users is not None and len(np.asarray(users.owners)) != self.rows.size:
+            raise InvalidInput(f"owners name {len(np.asarray(users.owners))} rows but the data has {self.rows.size}.")
+        self.team = team()
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        parts = arrange(clipping, names)
+        self.engine = Engine(model, [part.names for part in parts], public_buffers) if plan.private else None
+        parameters = dict(model.named_parameters())
+        self._parameters = [[parameters[name] for name in part.names] for part in parts]
+        sizes = [sum(parameter.numel() for parameter in members) for members in self._parameters]
+        self.private_step = PrivateStep(plan, parts, sizes, self.team)
+        self.account = Account(plan.accountant, plan.adjacency)
+        self.rule = learning_rate
+        self._base_rates = [group["lr"] for group in optimizer.param_groups]
+        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model))
+        self.rate_state = learning_rate.init(start) if learning_rate else None
+        self.steps_taken, self.trained_steps, self.lost_steps = 0, 0, 0
+        """Steps on the account; steps whose result is in the weights; steps paid for whose result a crash took."""
+        self.clipping = repr(clipping)
+        self.public_buffers = tuple(public_buffers)
+        self.own_loop = True
+        self.history: list[dict[str, Any]] = []
+        self.on_step: Callable[[], None] | None = None
+        """Called after every step, also one whose batch was empty: that it was is nobody's business."""
+        self.keeper: RunKeeper | None = None
+        self.journal: Journal | None = None
+        self.block = BLOCK
+        self.earlier = Earlier.of(model)
+        self._run: Run | None = None
+        self._begun = time.perf_counter()
+        self.raw: dict[str, float] | None = {} if raw else None
+        self._expected: MicroBatch | None = None
+        self._blank: Tensor | None = None
+        """Which rows of the batch just drawn stand for records that could not be read: they add nothing."""
+        self._event = self.private_step.event()
+        self._process = os.getpid()
+
+    @property
+    def epsilon(self) -> float:
+        """What a model that leaves this loop costs, whenever it leaves: see `guarantee`."""
+        return self.guarantee.epsilon
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The claim that holds however the loop is left: that of the whole plan (`so_far`: of the steps taken)."""
+        return self.plan.guarantee()
+
+    @property
+    def so_far(self) -> Guarantee:
+        """What the steps taken cost. No claim for a run that was left early: the steps left out are not given back."""
+        return spent(self.plan, self.account)
+
+    def statement(self) -> str:
+        """Which guarantee holds now, and which part of it was used, in a sentence."""
+        if self._run is not None or not self.plan.private:
+            return self.result().statement()
+        return (
+            f"{self.guarantee}, for the whole plan of {self.plan.steps} steps. {self.steps_taken} are on the account; "
+            "a run that is left early pays for the plan: call finish()."
+        )
+
+    def __len__(self) -> int:
+        """The planned steps. With micro-batches a step takes several iterations, with an empty batch none."""
+        return self.plan.steps
+
+    @property
+    def releasable(self) -> bool:
+        """False for a seeded run: who knows the seed can take the noise away."""
+        return random.releasable(self.rng)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches (or micro-batches), until the budget is used."""
+        if self._run is not None and self.steps_taken < self.plan.steps:
+            raise InvalidInput("this run has ended: bind model and data anew by make_private.")
+        while self.steps_taken < self.plan.steps:
+            pieces = self._draw()
+            if not pieces:
+                self._complete_step()
+            for piece in pieces:
+                batch, self._blank = self.rows.take_readable(piece.rows)
+                if batch is None:
+                    self._complete(piece)
+                    continue
+                self._expected = piece
+                if self.engine is not None:
+                    self.engine.expect(len(piece.rows))
+                yield batch
+                if self._expected is not None:
+                    raise InvalidInput(
+                        "a batch was drawn but step(losses) was not called for it; its cost is on record."
+                    )
+            self._after_step()
+
+    def _after_step(self) -> None:
+        """What depends on the step's number and on released values only."""
+        last = self.steps_taken == self.plan.steps
+        if last or self.steps_taken % max(1, self.plan.steps // LOOKS) == 0:
+            self._refuse_infinite_weights()
+        if self.on_step is not None:
+            self.on_step()
+        if self.keeper is not None:
+            self.keeper.after_step(last=last)
+
+    def _refuse_infinite_weights(self) -> None:
+        if not all(finite(parameter) for members in self._parameters for parameter in members):
+            raise TrainingFailed(
+                f"the weights are no longer finite after step {self.steps_taken}, so training stopped. Lower the "
+                "learning rate."
+            )
+
+    def book(self, steps: int) -> None:
+        """Put steps on the account until ``steps`` are on it, but never more than the plan has.
+
+        Args:
+            steps: How many steps are to be on the account.
+        """
+        steps = min(steps, self.plan.steps)
+        if steps > self.steps_taken:
+            self.account.record(self._event, steps - self.steps_taken)
+            self.steps_taken = steps
+
+    def _draw(self) -> list[MicroBatch]:
+        """Book the next step, then draw its units; what could not be trained is refused before anything is spent."""
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                "this process was forked from the one that began the run: both would draw its steps, and one is paid "
+                "for. Go on in that one."
+            )
+        if self.engine is not None:
+            self.engine.ready(self._parameters)
+        if self.journal is not None:
+            self.journal.claim(self.steps_taken + 1, self.plan.steps, block=self.block)
+        self.earlier.begin(self.plan, self.account)
+        self.book(self.steps_taken + 1)
+        table = None
+        if self.team.leads:
+            table = self.plan.sampler.draw(len(self.users) if self.users else self.rows.size, self.rng)
+            if self.users is not None:
+                table = self.users.rows(table, self.rng)
+        return split(self.team.portion(self.team.share(table)), self.microbatch)
+
+    def step(self, losses: Tensor) -> bool:
+        """Take the per-sample ``losses`` of the batch just drawn; true when this completed an optimiser step."""
+        piece, self._expected = self._expected, None
+        if piece is None:
+            raise InvalidInput("step(losses) goes with a batch just drawn, once: iterate over the private object.")
+        check_losses(losses, len(piece.rows))
+        if self._blank is not None:
+            losses = losses.masked_fill(self._blank.to(losses.device), 0.0)
+        if piece.weights is not None:
+            losses = losses * piece.weights.to(losses)
+        if self.engine is None:
+            torch.autograd.backward(losses.sum() / self.plan.sampler.expected_batch)
+        else:
+            tape = self.engine.record(losses, rows_per_unit=piece.rows_per_unit)
+            if self.raw is not None:
+                self.raw = raw_statistics(losses, tape.scalars().norms, self.private_step.thresholds[0])
+            self.private_step.absorb(tape)
+        return self._complete(piece)
+
+    def step_with(self, tape: Tape) -> bool:
+        """As `step`, for who has recorded the batch just drawn on a tape already (several models at once)."""
+        piece, self._expected = self._expected, None
+        if piece is None or self.engine is None:
+            raise InvalidInput("step_with(tape) goes with a batch just drawn, once, under a finite budget.")
+        self.private_step.absorb(tape)
+        return self._complete(piece)
+
+    def _complete(self, piece: MicroBatch) -> bool:
+        if piece.last:
+            self._complete_step()
+        return piece.last
+
+    def _complete_step(self) -> None:
+        self.trained_steps += 1
+        if self.engine is None:
+            self._complete_without_privacy()
+            return
+        released = self.private_step.finish(self._parameters[0][0].detach(), self.rng)
+        means = [answer.mean() for answer in released]
+        for mean, members in zip(means, self._parameters, strict=True):
+            _give_gradients(mean, members)
+        self._set_learning_rate(released, means)
+        self.optimizer.step()
+        for members in self._parameters:
+            for parameter in members:
+                parameter.grad = None
+
+    def _complete_without_privacy(self) -> None:
+        for members in self._parameters:
+            for parameter in members:
+                if self.team.size > 1:
+                    parameter.grad = self.team.add(
+                        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def finish(self) -> Run:
+        """End the run and say what it cost: the whole plan. Saves and settles where a folder and a ledger were given.
+
+        May be called again: a run ends once.
+        """
+        if self._run is None:
+            self.book(self.plan.steps)
+            run = self.result()
+            if self.keeper is not None:
+                self.keeper.finish(run)
+            self.close()
+            self._run = run
+        return self._run
+
+    def result(self) -> Run:
+        """The run as it stands: its guarantee is that of the steps on the account."""
+        if self._run is not None:
+            return self._run
+        return Run(
+            self.model, self.plan, self.account, self.steps_taken, self.clipping, self.releasable,
+            time.perf_counter() - self._begun, self.history, lost_steps=self.lost_steps, own_loop=self.own_loop,
+            earlier=self.earlier.guarantees(), public_buffers=self.public_buffers,
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """End the run and write model, metrics and guarantee into ``folder``.
+
+        Args:
+            folder: A folder that holds no run yet; not needed where `make_private` was given one.
+        """
+        return self.finish().save(folder)
+
+    def close(self) -> None:
+        """Leave the model as it was found and let go of the folder; a run that has not ended can be resumed."""
+        if self.engine is not None:
+            self.engine.close()
+        if self.keeper is not None:
+            self.keeper.close()
+
+    def __enter__(self) -> Private:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        if self.keeper is not None and self._run is None:
+            self.keeper.failed(error)
+        self.close()
+
+    def _set_learning_rate(self, released: list[Released], means: list[Tensor]) -> None:
+        noise = max(answer.noise[0] / answer.divisor for answer in released)
+        if self.rule is not None and self.rate_state is not None:
+            gradient = means[0] if len(means) == 1 else torch.cat(means)
+            self.rate_state = self.rule.adapt(self.rate_state, gradient, noise)
+        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            if self.rule is not None and self.rate_state is not None:
+                group["lr"] = self.rule.learning_rate(self.rate_state, base)
+            if "noise" in group:
+                group["noise"] = noise
+
+
+def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:
+    parts = vector.split_with_sizes([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view(parameter.shape)

@@ -1,0 +1,308 @@
+"""Several searches on one data set side by side: strategies, budgets, a live table and a figure."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from sordina.accounting import Account
+from sordina.accounting.ledger import Ledger
+from sordina.errors import SordinaError
+from sordina.privacy import Budget
+from sordina.run_folder import JOURNAL, METRICS, RESULTS, RUN, RunFolder
+from sordina.training import evaluate
+from sordina.tuning import runner
+from sordina.tuning.outcome import Outcome
+from sordina.tuning.plan import PLAN, STOPPING
+from sordina.tuning.runner import TRAINING, finished
+from sordina.tuning.search import Search, Watch
+from sordina.tuning.selection import Selection, SelectionKind
+from sordina.tuning.space import PartOfGrid, Space, spanning
+from sordina.tuning.strategies import STRATEGIES, named
+from sordina.tuning.task import NamedTask
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+# A search to look at while it runs: a table made from the search's folder, a few times a second.
+
+_AT_MOST = 30
+
+
+@contextmanager
+def live_table(folder: Path) -> Iterator[None]:
+    """Show the search in ``folder`` on standard error until it ends."""
+    from rich.console import Console
+    from rich.live import Live
+
+    plan = json.loads((folder / PLAN).read_text())
+    with Live(
+        get_renderable=lambda: table(folder, plan), console=Console(stderr=True), refresh_per_second=2, transient=True
+    ):
+        yield
+
+
+def table(folder: Path, plan: dict[str, Any]) -> Table:
+    """The runs of a search and how far they are.
+
+    Validation scores show where they are exact; under private selection nobody sees them. With random stopping even the
+    number of runs is nobody's business.
+    """
+    from rich.table import Table
+
+    scheme, orders = plan["scheme"], plan.get("orders", [])
+    noise = f"{scheme['method']}, noise {scheme['noise_multiplier']:.4g}"
+    if scheme["method"] == STOPPING:
+        view = Table(title=f"{folder.name}: {noise}", title_justify="left")
+        view.add_column("running; how many runs there are stays secret")
+        return view
+    states = [_state(folder / "runs" / f"{order['number']:04d}") for order in orders]
+    done = sum(state["state"] != "waits" and state["state"] != "runs" for state in states)
+    view = Table(title=f"{folder.name}: {noise}, {done} of {len(orders)} runs", title_justify="left")
+    for column in ("run", "configuration", "step", "C", "rate", "score", "state"):
+        view.add_column(column, justify="left" if column in ("configuration", "state") else "right")
+    first = max(0, min(len(orders) - _AT_MOST, done - _AT_MOST // 2))
+    for order, state in list(zip(orders, states, strict=True))[first : first + _AT_MOST]:
+        values = " ".join(f"{name}={value:.4g}" for name, value in order["configuration"].items()) or "(none)"
+        view.add_row(
+            str(order["number"]), values, state["step"], state["C"], state["rate"], state["score"], state["state"]
+        )
+    return view
+
+
+def _state(folder: Path) -> dict[str, str]:
+    """What a run's folder tells: the last line of its metrics, and whether it has ended."""
+    blank = {"step": "", "C": "", "rate": "", "score": "", "state": "waits"}
+    entry = _last(folder / METRICS) or _last(folder / TRAINING / METRICS)
+    if entry is not None:
+        blank |= {
+            "step": f"{entry['step']}/{entry['steps']}",
+            "C": f"{entry['threshold']:.3g}",
+            "rate": f"{entry['learning_rate']:.3g}",
+            "score": _score(entry.get("validation", {})),
+            "state": "runs",
+        }
+    result = finished(folder)
+    if result is not None:
+        blank |= {"state": result.stopped or "done"}
+        if result.score is not None:
+            blank["score"] = f"{result.score:.4g}"
+    return blank
+
+
+def _score(validation: dict[str, float]) -> str:
+    value = validation.get("accuracy", validation.get("loss"))
+    return "" if value is None else f"{value:.4g}"
+
+
+def _last(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a file of JSON lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            entry: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        return entry
+    return None
+
+
+# Utility against epsilon, one line per strategy.
+
+
+def plot_utility(facts: dict[str, Any], path: BinaryIO) -> None:
+    """Draw the searches of a comparison's `facts` into the open file ``path``; says how the selection was made."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    searches = [search for search in facts["searches"] if search["asked_epsilon"] is not None]
+    for strategy in dict.fromkeys(search["strategy"] for search in searches):
+        points = sorted(
+            (search["asked_epsilon"], search["utility"], search["spread"] or 0.0)
+            for search in searches
+            if search["strategy"] == strategy
+        )
+        epsilons, values, spreads = zip(*points, strict=True)
+        axes.errorbar(epsilons, values, yerr=spreads, marker="o", capsize=3, label=STRATEGIES[strategy].title)
+    axes.set_xlabel("epsilon of the whole search")
+    axes.set_ylabel(facts["searches"][0]["utility_metric"])
+    axes.set_title(f"{facts['task']['dataset']}: {facts['selection']['label'].partition(':')[0]}", fontsize=9)
+    axes.grid(alpha=0.3)
+    if searches:
+        axes.legend()
+    figure.savefig(path, dpi=120, format="png")
+
+
+# Several searches on one data set, strategy against strategy and budget against budget.
+#
+# Each search has a budget of its own. Looking at all of them costs what all of them cost: `SearchComparison.together`
+# says it.
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One search of a comparison and how well its model does."""
+
+    strategy: str
+    epsilon: float
+    outcome: Outcome
+    metric: str
+    utility: float
+    """The exact score the choice was made by, or under private selection the test score of the chosen model."""
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        private = math.isfinite(self.epsilon)
+        head = {"strategy": self.strategy, "asked_epsilon": self.epsilon if private else None}
+        return head | {"utility": self.utility, "utility_metric": self.metric} | self.outcome.facts()
+
+
+@dataclass(frozen=True)
+class SearchComparison:
+    """Searches side by side."""
+
+    task: NamedTask
+    selection: Selection
+    entries: tuple[ComparisonRow, ...]
+
+    @property
+    def together(self) -> float | None:
+        """The epsilon of all searches as one, at their delta; None where the selection is not paid for anyway."""
+        outcomes = [entry.outcome for entry in self.entries]
+        if self.selection.kind is SelectionKind.TEST_SET or any(math.isinf(entry.epsilon) for entry in self.entries):
+            return None
+        account = Account(outcomes[0].scheme.accountant, outcomes[0].scheme.adjacency)
+        for outcome in outcomes:
+            for event in outcome.events():
+                account.record(event)
+        return account.epsilon(outcomes[0].scheme.budget.delta)
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "task": asdict(self.task),
+            "data": self.task.data().source,
+            "selection": {"kind": str(self.selection.kind), "label": self.selection.label},
+            "epsilon_of_all_searches": self.together,
+            "searches": [entry.facts() for entry in self.entries],
+        }
+
+    def save(self, folder: RunFolder) -> None:
+        """Write ``results.json`` and ``utility.png``, and say that the comparison has ended."""
+
+        folder.write_json(RESULTS, self.facts())
+        folder.write("utility.png", lambda file: plot_utility(self.facts(), file))
+        folder.end()
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """What to compare, and how."""
+
+    task: NamedTask
+    strategies: Sequence[str]
+    epsilons: Sequence[float]
+    delta: float = 1e-5
+    granularity: int = 5
+    runs: int | None = None
+    """Random search with this many runs over the ranges of the grid; the grid itself if left out."""
+    cells: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """By strategy: the only points of its grid to try, though all are paid for (see `PartOfGrid`)."""
+    selection: Selection = field(default_factory=Selection)
+    method: str | None = None
+    seeds: int = 1
+    seed: int | None = None
+    validate_every: int | None = None
+    patience: int | None = None
+    workers: int = 1
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides what is done, as plain data."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        del plain["workers"]
+        return plain | {
+            "task": asdict(self.task), "selection": repr(self.selection), "cells": repr(self.cells),
+            "strategies": list(self.strategies), "epsilons": [repr(one) for one in self.epsilons],
+        }  # fmt: skip
+
+    def search(self, strategy: str, epsilon: float, folder: Path) -> Search:
+        """The search for one strategy at one budget, in ``folder``."""
+        return Search(
+            self.space(strategy), self.task.trainer, Budget(epsilon, self.delta), strategy=strategy,
+            selection=replace(self.selection, bound=self.task.bound), method=self.method, seeds=self.seeds,
+            seed=self.seed, workers=self.workers, folder=folder, validate_every=self.validate_every,
+            patience=self.patience,
+        )  # fmt: skip
+
+    def space(self, strategy: str) -> Space:
+        """Where the configurations of ``strategy`` come from."""
+        grid = named(strategy).grid(self.granularity)
+        if strategy in self.cells:
+            return PartOfGrid(grid, self.cells[strategy])
+        return grid if self.runs is None or not grid.axes else spanning(grid.axes, self.runs)
+
+
+def compare(
+    plan: ComparisonPlan,
+    folder: Path,
+    *,
+    resume: bool = False,
+    ledger: Ledger | None = None,
+    dataset_budget: str | None = None,
+    watch: Watch | None = None,
+) -> SearchComparison:
+    """Do all searches of ``plan``, each in a folder of its own below ``folder``.
+
+    Args:
+        plan: What to compare.
+        folder: Where; held until all searches have ended.
+        resume: Go on with the comparison in ``folder``.
+        ledger: Where each search reserves its whole cost.
+        dataset_budget: The ledger's data set.
+        watch: Shows a search while it runs.
+    """
+    began = time.time()
+    train, _ = plan.task.source()
+    searches = {
+        (strategy, epsilon): plan.search(strategy, epsilon, folder / f"{strategy}-{epsilon:g}")
+        for strategy in plan.strategies
+        for epsilon in plan.epsilons
+    }
+    entries = []
+    with RunFolder.begin(folder, "tune several", plan.settings(), resume=resume) as held:
+        try:
+            for (strategy, epsilon), search in searches.items():
+                search = replace(search, ledger=ledger, dataset_budget=dataset_budget, watch=watch)
+                going_on = resume and (Path(str(search.folder)) / RUN).exists()
+                outcome = search.fit_from(plan.task.source, len(train), resume=going_on)
+                entries.append(_entry(plan, strategy, epsilon, outcome))
+        except SordinaError:
+            if not resume and not any((Path(str(one.folder)) / RUN).exists() for one in searches.values()):
+                held.forget()
+            raise
+        comparison = SearchComparison(plan.task, plan.selection, tuple(entries))
+        comparison.save(held)
+    if any(entry.outcome.scheme.stopping is not None for entry in entries):
+        runner.date_back(folder, min(began, (folder / JOURNAL).stat().st_mtime))
+    return comparison
+
+
+def _entry(plan: ComparisonPlan, strategy: str, epsilon: float, outcome: Outcome) -> ComparisonRow:
+    if outcome.score is not None and outcome.metric is not None:
+        return ComparisonRow(strategy, epsilon, outcome, outcome.metric, outcome.score)
+    scores = evaluate(outcome.model, plan.task.loss, plan.task.data().test)
+    metric = "accuracy" if "accuracy" in scores else "loss"
+    return ComparisonRow(strategy, epsilon, outcome, metric, scores[metric])

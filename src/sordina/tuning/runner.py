@@ -1,0 +1,378 @@
+"""One run of a search: from an order to a trained model on disk, what ends it early, and what stays secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sordina import private_files
+from sordina.accounting import Event, to_dict
+from sordina.errors import InvalidInput, TrainingFailed
+from sordina.privacy import Budget
+from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, RunFolder, read_json
+from sordina.training import StopTraining, Trainer
+from sordina.training.learning_rates import typical_size
+from sordina.training.run_keeper import RARELY
+from sordina.tuning.selection import Selection
+from sordina.tuning.space import Configuration
+from sordina.tuning.strategies import Fields, fields_of
+
+# What a search that stops at random keeps to itself: how many runs there were, and which of them won.
+#
+# Papernot and Steinke 2022 prove the price of random stopping for an observer who sees the best run and nothing else.
+# So
+#
+# - everything that tells of the runs lies in one part of the folder, `INTERNAL`, and goes when the search ends;
+# - what stays carries the date at which the search began: the time in between is proportional to the number of runs;
+# - runs are done one by one, by a number of workers and threads that does not depend on how many there are;
+# - a run draws all its randomness, also that of PyTorch's and numpy's global generators, from a seed of its own
+#   (`private_randomness`): a position in a common stream would tell its number;
+# - a run logs nothing and warns of nothing: the same words from every run would tell how many there are;
+# - a run that was killed starts over: what it had done was never seen.
+#
+# Who looks into the folder, or at the clock, *while* the search runs is not that observer (SECURITY.md).
+
+INTERNAL = "internal"
+_NOTE = (
+    "This part of the folder exists while the search runs. It tells how many runs there are and which is best; the "
+    "guarantee of the search does not hold against who reads it. It is removed when the search ends.\n"
+)
+
+
+def part(folder: Path) -> Path:
+    """The internal part of a search's ``folder``."""
+    return folder / INTERNAL
+
+
+def write_json(folder: RunFolder, name: str, value: Any) -> None:
+    """Write plain data into the internal part, which is made if it is missing.
+
+    Args:
+        folder: The search's folder.
+        name: The file's name.
+        value: Plain data.
+    """
+    inside = part(folder.path)
+    private_files.make_folder(inside)
+    private_files.write(inside / "READ-ME", _NOTE.encode())
+    folder.write_json(f"{INTERNAL}/{name}", value)
+
+
+def erase(folder: Path, began: float) -> None:
+    """Remove the internal part and give all that stays the date at which the search began.
+
+    Args:
+        folder: The search's folder.
+        began: In seconds since 1970.
+    """
+    inside = part(folder)
+    if inside.exists():
+        with private_files.explained("remove", inside):
+            shutil.rmtree(inside)
+    date_back(folder, began)
+
+
+def date_back(folder: Path, began: float) -> None:
+    """Give ``folder`` and all in it the date ``began``.
+
+    Args:
+        folder: What to date.
+        began: In seconds since 1970.
+    """
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink():
+            os.utime(path, (began, began))
+
+
+@contextmanager
+def private_randomness(seed: int) -> Iterator[None]:
+    """Start the global generators of PyTorch, numpy and Python from ``seed``, and put them back afterwards.
+
+    Args:
+        seed: Drawn at random for the run that goes on inside.
+    """
+    before, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(legacy)  # noqa: NPY002
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing is logged, and no warning shown, while a run of which nobody may know goes on."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# What ends a run early, or remembers its best moment: watchers that look at released weights and exact public scores.
+#
+# Weights after a private step are released values, so stopping on them is post-processing. Nothing is given back for
+# the steps left out (see `sordina.training.StopTraining`): early stopping saves time, not budget. Validation scores are
+# looked at only where the selection is exact anyway; under private selection they would be a query of their own.
+
+LARGE, GROWTH = 10.0, 100.0
+
+
+class _Watcher:
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class Diverging(_Watcher):
+    """Ends a run whose weights have left every reasonable scale.
+
+    That is, their root mean square is not a number, or beyond both 10 and 100 times where it began. Noise alone brings
+    a run there within a few steps when rate and threshold are both large, and no gradient brings it back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._limit = max(LARGE, GROWTH * typical_size(model))
+        self.stopped = False
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Look at the weights."""
+        if not typical_size(self._model) <= self._limit:
+            self.stopped = True
+            raise StopTraining
+
+
+class Best(_Watcher):
+    """Remembers the weights with the best exact score; with ``patience``, ends a run that stopped improving.
+
+    Accuracy counts where there is one (higher is better), the mean loss otherwise (lower is better). What it remembers
+    is in the file ``path``, so that a run that was killed remembers it too.
+    """
+
+    def __init__(self, model: nn.Module, path: Path, patience: int | None = None) -> None:
+        self._model, self._path, self._patience = model, path, patience
+        self._since = 0
+        self.metric: str | None = None
+        self.value: float | None = None
+        self.step: int | None = None
+        self.stopped = False
+        if path.exists():
+            saved = torch.load(path, weights_only=True)
+            self.metric, self.value, self.step = saved["metric"], saved["value"], saved["step"]
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Compare a validation with the best so far."""
+        if "validation" not in entry:
+            return
+        self.metric = "accuracy" if "accuracy" in entry["validation"] else "loss"
+        value = float(entry["validation"][self.metric])
+        if better(self.metric, value, self.value):
+            self.value, self.step, self._since = value, entry["step"], 0
+            best = {"metric": self.metric, "value": value, "step": self.step, "weights": self._model.state_dict()}
+            private_files.write(self._path, lambda file: torch.save(best, file))
+            return
+        self._since += 1
+        if self._patience is not None and self._since >= self._patience:
+            self.stopped = True
+            raise StopTraining
+
+    def recall(self) -> None:
+        """Put the best weights back into the model."""
+        if self.value is not None:
+            self._model.load_state_dict(torch.load(self._path, weights_only=True)["weights"])
+
+
+def better(metric: str, value: float | None, than: float | None) -> bool:
+    """Whether ``value`` of ``metric`` beats ``than``; no value, and what is not a number, never does.
+
+    >>> better("accuracy", 0.9, 0.8), better("loss", 0.9, 0.8), better("loss", float("nan"), None)
+    (True, False, False)
+    """
+    if value is None or math.isnan(value):
+        return False
+    return than is None or (value > than if metric == "accuracy" else value < than)
+
+
+# One run of a search: from an order to a trained model on disk.
+#
+# A finished run leaves ``model.pt`` and ``result.json``, the latter last and at once. While it goes on, its training
+# keeps a folder of its own inside (`TRAINING`), from which a killed run goes on without spending a step twice; it goes
+# when the run has ended. The guarantee is the search's: a run's folder states none, because nobody may quote the
+# epsilon of one run out of many. A run of a search that stops at random keeps nothing before its end, and starts over
+# if killed.
+
+MakeTrainer = Callable[[int], Trainer]
+"""Makes a fresh trainer; the number seeds the first weights. Budget, noise, seed and folder are set by the search."""
+TRAINING, BEST = "training", "best.pt"
+FAILED = "failed: no usable weights"
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """One run to do; ``weights`` seeds its first weights, ``seed`` its noise, which is secret without."""
+
+    number: int
+    configuration: Configuration
+    repetition: int = 0
+    seed: int | None = None
+    weights: int = 0
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What all runs of a search have in common. ``runs`` is the folder of their folders."""
+
+    trainer: MakeTrainer
+    strategy: str | Fields | None
+    budget: Budget
+    noise_multiplier: float
+    accountant: str
+    selection: Selection
+    runs: Path
+    validate_every: int | None = None
+    patience: int | None = None
+    stacked: bool = False
+    """Whether runs are done in groups, on a `Stack`: decided once, since the two ways keep different journals."""
+    secret: bool = False
+    """Random stopping: nobody may learn which run is which, so a run has all its randomness from its own seed."""
+
+    def place(self, order: RunOrder) -> Path:
+        """The folder of a run."""
+        return self.runs / f"{order.number:04d}"
+
+    def make(self, order: RunOrder) -> Trainer:
+        """The trainer of a run."""
+        with self.randomness(order):
+            trainer = self.trainer(order.weights)
+        trainer = replace(
+            trainer,
+            **fields_of(self.strategy, order.configuration),
+            budget=self.budget, noise_multiplier=self.noise_multiplier, accountant=self.accountant, seed=order.seed,
+            folder=self.place(order) / TRAINING, ledger=None, dataset_budget=None, progress=False, tensorboard=False,
+            validate_every=self.validate_every, track_epsilon=False,
+            checkpoint_every=trainer.checkpoint_every or RARELY,
+        )  # fmt: skip
+        return replace(trainer, folder=None, raw=False) if self.secret else trainer
+
+    @contextmanager
+    def randomness(self, order: RunOrder) -> Iterator[None]:
+        """Where the run's part in the global generators comes from; a run of which nobody may know is silent."""
+        if not self.secret:
+            yield
+            return
+        with private_randomness(order.weights), silence():
+            yield
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left behind. Scores are there only where the selection is exact."""
+
+    number: int
+    configuration: Configuration
+    repetition: int
+    event: dict[str, Any]
+    stopped: str | None = None
+    metric: str | None = None
+    score: float | None = None
+    best_step: int | None = None
+
+
+def finished(folder: Path) -> RunResult | None:
+    """The result in a run's folder, if the run has ended."""
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    try:
+        return RunResult(**read_json(path))
+    except TypeError as error:
+        raise InvalidInput(f"{path} is damaged: begin a new search in another folder.") from error
+
+
+def perform(brief: Brief, order: RunOrder, train: Any, validation: Any) -> None:
+    """Do one run, or the rest of it."""
+    folder = brief.place(order)
+    private_files.make_folder(folder)
+    trainer = brief.make(order)
+    if brief.secret:
+        private_files.remove(folder / BEST)
+    best, diverging = Best(trainer.model, folder / BEST, brief.patience), Diverging(trainer.model)
+    trainer = replace(trainer, callbacks=(*trainer.callbacks, best, diverging))
+    resume = trainer.folder is not None and (Path(trainer.folder) / JOURNAL).exists()
+    try:
+        with brief.randomness(order):
+            run = trainer.fit(train, validation if brief.selection.exact else None, resume=resume)
+        event = run.plan.event() if brief.secret else run.event
+        stopped = "diverged" if diverging.stopped else "no longer improving" if best.stopped else None
+    except TrainingFailed:  # of released weights
+        private = trainer.private(train)
+        private.close()
+        event, stopped = private.plan.event(), FAILED
+    leave(brief, order, trainer, event, best, stopped)
+
+
+def leave(brief: Brief, order: RunOrder, trainer: Trainer, event: Event, best: Best, stopped: str | None) -> None:
+    """Write the model, then the result that says the run has ended; the rest is cleared away."""
+    folder = brief.place(order)
+    best.recall()
+    private_files.write(folder / MODEL, lambda file: torch.save(trainer.model.state_dict(), file))
+    if (folder / TRAINING / METRICS).exists():
+        private_files.write(folder / METRICS, private_files.read(folder / TRAINING / METRICS))
+    result = RunResult(
+        order.number, order.configuration, order.repetition, to_dict(event),
+        stopped, best.metric, best.value, best.step,
+    )  # fmt: skip
+    private_files.write(folder / RESULT, (json.dumps(asdict(result), indent=2) + "\n").encode())
+    private_files.remove(folder / BEST)
+    shutil.rmtree(folder / TRAINING, ignore_errors=True)
+
+
+def trained(brief: Brief, order: RunOrder) -> Trainer:
+    """The trainer of a finished run with its trained model."""
+    trainer = brief.make(order)
+    load_weights(trainer.model, brief.place(order) / MODEL)
+    return trainer
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Put the weights in the file ``path`` into ``model``; a file that holds none for it is refused.
+
+    Args:
+        model: Gets the weights.
+        path: What ``torch.save(model.state_dict(), ...)`` wrote. Nothing in it is executed.
+    """
+    with private_files.explained("read", path):
+        private_files.sha256(path)
+        try:
+            model.load_state_dict(torch.load(path, weights_only=True))
+        except OSError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"{path} does not hold the weights of this model.") from error
