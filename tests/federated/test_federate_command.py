@@ -159,7 +159,8 @@ def test_without_json_a_person_reads_the_guarantee(capsys, monkeypatch):
     code, out, _ = call(capsys, monkeypatch, "synthetic", "--rounds", "3", "--seed", "0")
     assert code == 0
     assert "HEURISTIC" in out
-    assert "per_participation" in out
+    assert "per participation" in out
+    assert "of the time, a coin 50 %" in out, "leakage in words"
 
 
 def test_help_has_an_example(capsys, monkeypatch):

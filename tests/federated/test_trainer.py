@@ -201,6 +201,23 @@ def test_frames_with_a_schema():
     assert result.history[-1]["validation_accuracy"] == 1.0
 
 
+def test_rows_of_one_person_are_not_sold_as_privacy_per_record():
+    schema = {"target": "sick", "person": "who", "columns": {
+        "who": {"kind": "person"}, "sick": {"kind": "category", "values": ["no", "yes"]},
+        "age": {"kind": "number", "low": 0, "high": 100},
+    }}  # fmt: skip
+    with pytest.raises(sd.SordinaError, match="protects a row"):
+        trainer(fed.RecordDP(sd.Budget(1, 1e-5), records=9), schema=schema).fit([None])
+
+
+def test_leakage_in_words():
+    told = str(trainer(fed.MetricDP(noise_multiplier=0.1)).fit(hospitals()).guarantee)
+    assert "In 4 participations 160" in told
+    assert "practically no protection" in told
+    mild = str(trainer(fed.MetricDP(noise_multiplier=100.0)).fit(hospitals()).guarantee)
+    assert "right at most 54 % of the time" in mild
+
+
 @pytest.mark.parametrize(
     ("clients", "options", "message"),
     [

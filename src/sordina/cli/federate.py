@@ -153,7 +153,7 @@ def federate(
         say_json(facts)
         return
     for name, value in facts.items():
-        if name not in ("accounts", "fairness", "guarantee", "hypotheses"):
+        if name not in ("accounts", "fairness", "guarantee", "hypotheses", "leakage"):
             shown = format_up(value, 6) if isinstance(value, float) else value
             say(f"{name:>20}  {shown}")
     say(facts["guarantee"])

@@ -31,6 +31,7 @@ from sordina.federated.forecast import Forecast, forecast
 from sordina.federated.objective import flat_parameters, of_module
 from sordina.federated.population import Population
 from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
+from sordina.federated.privacy.records import RecordDP
 from sordina.federated.problem import FederatedProblem
 from sordina.federated.record import RoundTrace, line
 from sordina.federated.result import FederatedResult, load_models, load_personal_model
@@ -194,6 +195,15 @@ class FederatedTrainer:
     def _problem(self, module: nn.Module, clients: Clients, validation: Any) -> FederatedProblem:
         """Clients and objective, checked against each other before anything is reserved or drawn."""
         dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
+        if (
+            self.schema is not None
+            and isinstance(self.privacy, RecordDP)
+            and Schema.load(self.schema).person is not None
+        ):
+            raise Unsupported(
+                "record privacy protects a row, and these people have several: take privacy for whole clients, such as "
+                "CentralDP, or give every person one row."
+            )
         shards = named_shards(clients, self.schema, dtype)
         held_out = {} if validation is None else named_shards(_several(validation), self.schema, dtype)
         everybody = Population.of(list(shards.values()))

@@ -177,20 +177,43 @@ class Metric:
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """Leakage within the radius, and whether it is proven."""
-        each = float(self.cost(facts.size))
+        each, total = float(self.cost(facts.size)), float(self.cost(facts.size) * facts.participations)
         if isinstance(self.radius, PublicRadius):
             words = (
                 f"Metric privacy at the client, sound: models within distance {self.radius.value:g} of each other are "
                 f"told apart by at most {format_up(each)} per participation, whatever the data; participations add up."
             )
+            told = ""
         else:
             words = (
                 "Metric privacy at the client, HEURISTIC radius: the noise follows the length of the secret update, so "
                 f"the leakage of {format_up(each)} per participation is the paper's figure, not a proven bound "
                 "(errata 4)."
             )
+            told = "even if it were one, "
+        if facts.participations:
+            words += f" In {facts.participations} participations {format_up(total)}: {told}{leakage_in_words(total)}."
         details = {"nu": self.nu, "radius": str(self.radius), "per_participation": each, "n": facts.size}
         return PrivacyStatement("metric", words, sound=self.radius.sound, details=details)
+
+
+def leakage_in_words(leakage: float) -> str:
+    """What a leakage means to a person: how often the best guess between two equally likely models is right.
+
+    ``e^l / (1 + e^l)``, rounded up.
+
+    Args:
+        leakage: In all.
+
+    >>> leakage_in_words(0.4)
+    'whoever guesses which of two such models it was is right at most 60 % of the time, a coin 50 %'
+    >>> leakage_in_words(22.4)[-33:]
+    'that is practically no protection'
+    """
+    right = 1 / (1 + math.exp(-leakage))
+    shown = math.ceil(1000 * right) / 10 if right > 0.99 else math.ceil(100 * right)
+    words = f"whoever guesses which of two such models it was is right at most {shown:g} % of the time, a coin 50 %"
+    return f"{words}; that is practically no protection" if right > 0.99 else words
 
 
 def _per_distance(share: Fraction, radius: float) -> float:
