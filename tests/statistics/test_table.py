@@ -293,7 +293,7 @@ def test_a_record_that_a_report_shows(tmp_path):
 
     asked = table(epsilon=1)
     record = write_release(tmp_path / "out", asked, asked.release(asked.count(), asked.mean("age", by="ward")))
-    kept = json.loads((tmp_path / "out" / "release.json").read_text())
+    kept = json.loads((tmp_path / "out" / "answers.json").read_text())
     assert kept["answers"] == json.loads(json.dumps(record["answers"]))
     found = reading.report([tmp_path / "out"])
     assert found.runs[0].claim.epsilon == record["epsilon"]

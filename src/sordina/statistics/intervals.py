@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from sordina.statistics.noise import Floats, TotalsNoise
 
 _DRAWS = 40_000
+_FAR = 20.0
 _WHOLE = 4.0
 """A noisy count of fewer than this many noise bounds says nothing about a mean: its interval is the whole range."""
 
@@ -106,6 +107,9 @@ def above_threshold_interval(
         noise: On the count.
         confidence: Such as 0.95.
     """
+    if value - threshold > _FAR * noise.scale:  # shown in any case: nothing is cut off
+        below, above = noise.bounds(confidence)
+        return value - above, value + below
     half = (1 - confidence) / 2
 
     def survival(count: float, point: float) -> float:

@@ -219,11 +219,31 @@ def _rank_errors(probabilities: tuple[float, ...], temperature: float) -> tuple[
 
 @lru_cache(maxsize=64)
 def _ends(probabilities: tuple[float, ...], on_value: float, on_end: float, confidence: float) -> tuple[float, ...]:
-    """How many rows from each answer the ends of its interval are sought."""
-    end = np.random.default_rng(20260104).laplace(0, on_end, _DRAWS)
-    return tuple(
-        float(np.quantile(error - end, (1 + confidence) / 2)) for error in _rank_errors(probabilities, on_value)
-    )
+    """How many rows c from each answer the ends of its interval are sought.
+
+    An end is found d >= 0 rows from the answer, d with a density ``~ exp(-|d - c| / on_end)``; the true quantile is
+    outside if the answer is off by more than d towards it. c is the least for which that has half the chance of a miss,
+    and one row more, because rows are whole.
+    """
+    found = []
+    for error in _rank_errors(probabilities, on_value):
+        off = np.abs(error) / on_end  # the errors are as likely on either side: half of these lie on one
+        low, high = 0.0, 1.0
+        while _missed(off, high) > 1 - confidence:
+            low, high = high, 2 * high
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _missed(off, middle) > 1 - confidence else (low, middle)
+        found.append(high * on_end + 1)
+    return tuple(found)
+
+
+def _missed(off: Floats, sought: float) -> float:
+    """The mean chance that d, of scale 1 around ``sought`` and not negative, is less than ``off``."""
+    none = math.exp(-sought)
+    below = np.exp(np.minimum(off - sought, 0.0)) - none
+    beyond = 1 - np.exp(-np.maximum(off - sought, 0.0))
+    return float(np.mean(below + beyond) / (2 - none))
 
 
 def _grid_points(values: Floats, column: ColumnSchema, cells: int) -> Integers:

@@ -17,7 +17,7 @@ from sordina.errors import InvalidInput
 from sordina.statistics.answers import Answer
 from sordina.statistics.table import Table
 
-RELEASE = "release.json"
+ANSWERS = "answers.json"
 
 
 def release_record(table: Table, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def write_release(folder: str | Path, table: Table, answers: Sequence[Answer]) -
         "caveats": sorted({note for answer in answers for note in answer.notes}),
         "versions": {"sordina": sordina.__version__, "python": platform.python_version()},
     }
-    for name, data in ((RELEASE, record), (run_folder.PRIVACY, facts)):
+    for name, data in ((ANSWERS, record), (run_folder.PRIVACY, facts)):
         private_files.write(folder / name, json.dumps(data, indent=1, allow_nan=False).encode())
     return record
 

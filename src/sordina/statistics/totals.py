@@ -196,7 +196,7 @@ class Mean:
         if self._counted(terms) and terms.rows:
             width = (high - low) / 2 / terms.rows
             off = noise.release(_total_from_middle(rows, self.column), rng) * width
-            values = np.clip((low + high) / 2 + off, low, high)
+            values = (low + high) / 2 + off
             return _centred(values, np.full(1, noise.bounds(confidence)[0] * width), (), (_CLIPPED,), low, high)
         found = _Moments.of(self.subject, self.column, 2 if self.sampling else 1, rows, noise, terms, rng)
         ratio, count = found.mean, found.count
@@ -250,12 +250,11 @@ class Variance:
         found = _Moments.of(self.subject, self.column, 2, rows, noise, terms, rng)
         far = linear_bounds(found.variance_gradient(), noise, confidence)
         vague = found.count < 4 * noise.bounds(confidence)[0]
-        far = np.where(vague, 0.25, far)
-        values = np.clip(found.variance, 0, 0.25)
+        far = np.where(vague, np.inf, far)
         square = (high - low) ** 2
         notes = (_CLIPPED, "A variance is moved into [0, (high - low)^2 / 4] (biased at the ends).")
         return _centred(
-            values * square, far * square, found.labels, (*notes, *terms.notes(), *found.notes), 0.0, square / 4
+            found.variance * square, far * square, found.labels, (*notes, *terms.notes(), *found.notes), 0.0, square / 4
         )
 
 
@@ -354,8 +353,9 @@ def _centred(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Findings:
-    pairs = [(max(low, v - f), min(high, v + f)) for v, f in zip(values.tolist(), far.tolist(), strict=True)]
-    return findings(values, pairs, labels, notes)
+    """Values with as much on either side, all moved into [low, high] afterwards."""
+    ends = np.clip([values - far, values + far], low, high)
+    return findings(np.clip(values, low, high), list(zip(*ends.tolist(), strict=True)), labels, notes)
 
 
 def _all_counted(subject: Subject, column: ColumnSchema, terms: Terms) -> bool:
