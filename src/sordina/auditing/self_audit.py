@@ -26,7 +26,7 @@ from sordina.gradients.tape import GhostTape
 from sordina.plan import check_whole
 from sordina.queries import Scalars, VectorQuery
 from sordina.random import generators
-from sordina.training import losses
+from sordina.training import failing_rows, losses
 
 # Mistakes of the library itself, planted while a check runs that must then fail (`sordina.auditing.self_audit`).
 #
@@ -77,6 +77,10 @@ def _stopping_sums(tape: Any, queries: Any, direction: Any, group: int) -> list[
     if not all(bool(answer.isfinite().all()) for answer in answers) or not bool(tape.scalars().norms.isfinite().all()):
         raise TrainingFailed("a gradient is not finite.")
     return answers
+
+
+def _raise_again(self: Any, batch: Any, error: Exception) -> Tensor:
+    raise error
 
 
 def _unfiltered(vectors: Tensor, clip: float) -> Tensor:
@@ -169,6 +173,11 @@ def planted_faults() -> tuple[PlantedFault, ...]:
             "one record stops the run",
             self_checks.one_record_check,
             lambda: patch.object(private_step, "_finite_sums", _stopping_sums),
+        ),
+        PlantedFault(
+            "a record that the loss refuses stops the run",
+            self_checks.refused_record_check,
+            lambda: patch.object(failing_rows.FailingRows, "_without_failing", _raise_again),
         ),
         PlantedFault("losses broadcast", self_checks.losses_check, _any_loss),
         PlantedFault(

@@ -37,7 +37,7 @@ from sordina.gradients import Engine
 from sordina.privacy import Adjacency, Budget, Unit
 from sordina.private_step import PrivateStep, release
 from sordina.sampling import FixedSize, Poisson, Users
-from sordina.training import Plan, Private, make_plan
+from sordina.training import Plan, Private, Trainer, make_plan
 from sordina.training.losses import per_sample
 
 CONFIDENCE = 1 - 1e-4
@@ -368,6 +368,24 @@ def one_record_check(rng: np.random.Generator) -> CheckResult:
     return CheckResult("records that are not finite", holds, detail)
 
 
+def refused_record_check(rng: np.random.Generator) -> CheckResult:
+    """A record on which the loss raises neither stops a run nor reaches the model."""
+    name = "records that the loss refuses"
+    torch.manual_seed(int(rng.integers(1 << 31)))
+    targets = torch.zeros(20)
+    targets[0] = 7.0
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0))
+    trainer = Trainer(
+        model, F.binary_cross_entropy, Budget(8.0, _DELTA), clipping=Fixed(1.0), batch_size=20, steps=3, lr=0.1,
+        noise_multiplier=3.0, track_epsilon=False,
+    )  # fmt: skip
+    try:
+        trainer.fit((torch.randn(20, 4), targets))
+    except Exception as error:
+        return CheckResult(name, False, f"the run stopped: {type(error).__name__}")
+    return CheckResult(name, True, "nothing shows")
+
+
 def losses_check(rng: np.random.Generator) -> CheckResult:
     """A loss that pairs every output with every target is refused."""
     outputs, targets = torch.randn(5, 1), torch.randn(5)
@@ -456,6 +474,7 @@ def checks() -> Mapping[str, Check]:
         "users": users_check,
         "a client that diverged": diverged_check,
         "records that are not finite": one_record_check,
+        "records that the loss refuses": refused_record_check,
         "losses that broadcast": losses_check,
         "noise that does not add up": account_check,
         "noise": noise_check,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from sordina.gradients.layers import attention, convolution, linear, norm, recurrent
 from sordina.gradients.layout import Fold
@@ -86,7 +85,7 @@ def _plain(module: nn.Module, known: frozenset[str] | None) -> bool:
 
 def _fit(module: nn.Module) -> bool:
     """Whether the module's options are among those its rule covers."""
-    if isinstance(module, _ConvNd) and hasattr(module, "_conv_forward"):
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         stock = {nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward}
         return type(module)._conv_forward in stock and "_conv_forward" not in module.__dict__
     return not (isinstance(module, nn.EmbeddingBag) and module.mode == "max")
