@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev,docs,federated,llm,tables
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test check bench docs storm random-models supported-models clean
+.PHONY: demo test check bench docs storm random-models supported-models sklearn-older clean
 .DELETE_ON_ERROR:
 
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
@@ -32,6 +32,15 @@ check: $(DEV)
 
 bench: $(VENV)/.ready-dev+federated+llm+tables+bench
 	$(BIN)/python -m benchmarks
+
+# The estimators with an older scikit-learn too: the same environment, with that one version exchanged.
+SKLEARN_OLDER ?= 1.5.2
+sklearn-older: $(DEV)
+	$(PYTHON) -m venv $(VENV)-sklearn
+	$(VENV)-sklearn/bin/pip install --quiet --no-deps scikit-learn==$(SKLEARN_OLDER)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])" \
+		> $$(echo $(VENV)-sklearn/lib/python*/site-packages)/shared.pth
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(VENV)-sklearn/bin/python -m pytest tests/estimators
 
 # Kills, full disks, torn files and races on training and federations: the long form of tests/faults.
 storm: $(DEV)

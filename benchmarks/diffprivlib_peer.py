@@ -59,7 +59,7 @@ def pca(rows: Any, task: dict[str, Any]) -> dict[str, list[list[float]]]:
     true, count = rows["true"], task["components"]
 
     def distance(e: float, s: int) -> float:
-        found = PCA(count, epsilon=e, data_norm=5.0, centered=True, random_state=s).fit(rows["x"]).components_
+        found = PCA(count, epsilon=e, data_norm=1.0, centered=True, random_state=s).fit(rows["x"]).components_
         return float(np.linalg.norm(found.T @ found - true @ true.T) / np.sqrt(2 * count))
 
     return {"PCA": [[distance(e, s) for s in range(task["seeds"])] for e in task["epsilons"]]}

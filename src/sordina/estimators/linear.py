@@ -151,7 +151,8 @@ class Ridge(RegressorMixin, PrivateEstimator):
         size = len(scales) + 1
         gram = symmetric_matrix(released[: size * (size + 1) // 2], size)
         values, vectors = np.linalg.eigh(gram)
-        floor = max(0.0, math.sqrt(size) * noise - float(values[0]))
+        norm = math.sqrt(size * math.log(2 * size**2 / 0.05)) * noise  # of the noise matrix, with 95 % confidence
+        floor = max(0.0, norm - float(values[0]))
         ridge = max(self.alpha, floor, 1e-9)
         if self.method == "functional":
             ridge = self.alpha + 4 * noise
