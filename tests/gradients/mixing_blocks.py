@@ -155,3 +155,41 @@ def outliers(r: Random, shape: Shape) -> nn.Module:
 def sorted_rows(r: Random, shape: Shape) -> nn.Module:
     """Samples in another order: the losses belong to others."""
     return Op(lambda self, x: x[x.detach().flatten(1).sum(1).argsort()])
+
+
+@block(mixing=True)
+def coin(r: Random, shape: Shape) -> nn.Module:
+    """Mixes now and then, by the toss of a coin."""
+
+    def tossed(self: Any, x: Tensor) -> Tensor:
+        return 0.5 * (x + x.detach().roll(1, 0)) if float(torch.rand(())) < 0.3 else x
+
+    return Op(tossed)
+
+
+@block(mixing=True)
+def seeded_noise(r: Random, shape: Shape) -> nn.Module:
+    """Random numbers that depend on all samples."""
+
+    def noisy(self: Any, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(int((x.detach() > 0).sum()))
+        return x * torch.rand(x.shape, generator=generator, dtype=x.dtype)
+
+    return Op(noisy)
+
+
+@block(mixing=True)
+def loud_gradient(r: Random, shape: Shape) -> nn.Module:
+    """Nothing forward; backward, the gradients of a batch become smaller if one of them is large."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient / max(1.0, float(gradient.abs().max()) / limit)
+
+    limit = r.choice([0.1, 1.0, 100.0])
+    return Op(lambda self, x: Scaled.apply(x))

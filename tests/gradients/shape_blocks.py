@@ -180,3 +180,43 @@ def straight_through(r: Random, shape: Shape) -> nn.Module:
 def penalised(r: Random, shape: Shape) -> nn.Module:
     """A weight penalty inside of the model."""
     return Op(lambda self, x: x + 0.1 * self.f(x) + 0.01 * self.f.weight.square().sum(), f=nn.Linear(shape[-1], 1))
+
+
+@block(1, 2)
+def sorted_and_back(r: Random, shape: Shape) -> nn.Module:
+    """A layer that sees the samples in another order, by their own values."""
+
+    def ordered(self: Any, x: Tensor) -> Tensor:
+        order = x.detach().flatten(1).sum(1).argsort(descending=down)
+        return self.f(x[order])[order.argsort()]
+
+    down = r.random() < 0.5
+    return Op(ordered, f=nn.Linear(shape[-1], 3))
+
+
+@block(2)
+def chunked_tokens(r: Random, shape: Shape) -> nn.Module:
+    """A layer on pieces of (B * T, D), as is done to save memory."""
+
+    def pieces(self: Any, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).split(size)
+        return torch.cat([self.f(piece) for piece in rows]).view(len(x), -1, 3)
+
+    size = r.choice([2, 4, 5, 8, 20])
+    return Op(pieces, f=nn.Linear(shape[1], 3))
+
+
+@block()
+def reversed_gradient(r: Random, shape: Shape) -> nn.Module:
+    """Nothing forward, the opposite backward: domain-adversarial training."""
+
+    class Reversed(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return -0.5 * gradient
+
+    return Op(lambda self, x: Reversed.apply(x))

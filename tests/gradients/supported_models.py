@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tests.gradients.attack_cases import ATTACKS, LIVES
 from tests.gradients.brute_force import Outcome, Verdict, judge
 from tests.gradients.life_cases import B
 from tests.gradients.model_cases import ADAPTED, A, C, Case, D
@@ -69,17 +70,22 @@ SECTIONS: dict[str, tuple[str, dict[str, Callable[[], Verdict]]]] = {
     ),
     "Attempts to break the bound": (
         "Records made to cancel, and samples that look at one another.",
-        {name: _case(case) for name, case in A.items()},
+        {name: _case(case) for name, case in {**A, **ATTACKS}.items()},
     ),
     "Changes while an engine listens": (
         "Each between two batches; afterwards the answer is right for the model as it is then, or an error.",
-        dict(B),
+        {**B, **LIVES},
     ),
 }
 MUST_ANSWER = ("Architectures of transformers", "Adapters", "Ways to write a model")
 MAY_REFUSE = {"ResNet (batch norm)", "LazyLinear before a first forward", "torch.compile of a Sequential"}
 """Rows of those sections for which a refusal with a cure is right."""
-ORDINARY = {"a thousand batches and more", "one engine after another", "forwards that are not recorded"}
+ORDINARY = {
+    "a thousand batches and more", "one engine after another", "forwards that are not recorded",
+    "F.embedding(sparse=True)", "samples sorted by a number of theirs", "tokens of all samples in chunks",
+    "forces from an energy",
+    "distributions that check their arguments", "tied weights, transposed", "another algorithm for longer sequences",
+}  # fmt: skip
 """Rows of the other sections that may not be refused."""
 SLOW = ("one backward", "sample by sample", "one sample at a time", "one at a time")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from tests.gradients.attack_cases import ATTACKS
 from tests.gradients.supported_models import SECTIONS, status, verdict, written, wrong
 
 EVERY = [(section, name) for section, (_, cases) in SECTIONS.items() for name in cases]
@@ -17,7 +18,7 @@ QUICK = {
     "a buffer that keeps a running mean", "graph whose end nodes are isolated", "parameter cast in a forward",
     "mixing before the first layer, bytes",
 }  # fmt: skip
-QUICK |= set(SECTIONS["Changes while an engine listens"][1])
+QUICK |= {*SECTIONS["Changes while an engine listens"][1], *ATTACKS}
 CHOSEN = EVERY if os.environ.get("SORDINA_LONG") else [pair for pair in EVERY if pair[1] in QUICK]
 
 

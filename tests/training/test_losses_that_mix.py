@@ -106,3 +106,14 @@ def test_the_own_loop_refuses_a_loss_for_every_pair():
     x, y = next(iter(private))
     with pytest.raises(InvalidInput, match=r"\(B,\)"):
         private.step(F.mse_loss(model(x), y, reduction="none"))
+
+
+def test_class_weights_of_the_batch_are_refused_whatever_the_width_of_the_outputs():
+    """With outputs (n, 1, 3, 3) only class zero was tried, in which all batches are alike."""
+
+    def weighted(output, target):
+        each = output.flatten(1).sum(1).square() + target
+        return each / torch.bincount(target, minlength=3).to(each)[target]
+
+    with pytest.raises(InvalidInput, match="depends on other samples"):
+        per_sample(weighted)(torch.randn(5, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1]))

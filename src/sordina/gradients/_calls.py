@@ -16,13 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
-from sordina.gradients._rehearsal import Dims, Snapshot, rows_in
+from sordina.gradients._rehearsal import Dims, Snapshot, fingerprint, rows_in
 from sordina.gradients._tracing import Tracer, changed, described, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
 from sordina.gradients.removal import CHANCE, RemovalSchedule, others_change
-from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_words
+from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, changed_words, check_parameters, kept_words
 
 # The calls of a model: each is run in the way its structure allows, and watched.
 #
@@ -39,6 +39,8 @@ from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, kept_w
 
 STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
+STUDY_FIRST = 128
+"""How many lie, on average, before the second look."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,15 @@ class ModelCall:
 
 
 class _Alive:
-    """Lives as long as a graph does."""
+    """Lives as long as a graph does; when it dies, the call is forgotten."""
 
+    def __init__(self, calls: Calls, call: ModelCall) -> None:
+        self.calls, self.call = weakref.ref(calls), weakref.ref(call)
 
-def _forget(calls: weakref.ref[Calls], call: weakref.ref[ModelCall]) -> None:
-    found, dead = calls(), call()
-    if found is not None and dead is not None:
-        found.made = [each for each in found.made if each is not dead]
+    def __del__(self) -> None:
+        calls, call = self.calls(), self.call()
+        if calls is not None and call is not None and calls.made:
+            calls.made = [each for each in calls.made if each is not call]
 
 
 class Calls:
@@ -78,25 +82,33 @@ class Calls:
     ) -> None:
         self.model, self.recorder, self.meeting = model, recorder, meeting
         self.forward: Callable[..., Any] = model.forward
+        """The forward pass, listened to."""
+        self.run: Callable[..., Any] = self.forward
+        """What was called last: the forward pass, or the model with its hooks."""
         self.parameters, self.public_buffers = parameters, public_buffers
         self.made: list[ModelCall] = []
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
-        self.removal, self.study = RemovalSchedule(), RemovalSchedule(STUDY_EVERY, at_once=False)
+        self.removal, self.study = RemovalSchedule(), RemovalSchedule(STUDY_EVERY, first=STUDY_FIRST)
         self._known: dict[Any, Structure] = {}
+        self._quick: dict[Any, Structure] = {}
+        """The same by the shape and type of a tensor that is the only argument, which is quickly told."""
+        self._alike: set[Any] = set()
+        """Kinds of arguments, whatever their shapes, of which some were studied."""
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
             for name, module in model.named_modules()
             for key in module._buffers
         ]
+        self._all = list(model.parameters())
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward pass."""
+    def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        """The model's forward pass, or the ``whole`` of what happens when the model is called."""
         if not self.recorder.listening or self._running:
-            return self.forward(*args, **kwargs)
-        self._running = True
+            return (whole or self.forward)(*args, **kwargs)
+        self._running, self.run = True, whole or self.forward
         try:
             return self._run((args, kwargs))
         finally:
@@ -105,13 +117,16 @@ class Calls:
     def _run(self, value: tuple[Any, Any]) -> Any:
         if any(module.training for module in self._frozen) and (problems := check(self.model)):
             raise Unsupported(str(problems[0]))
-        structure = self._structure(value)
-        rows = rows_in(value, structure.inputs) if structure else 0
+        given = list(tensors_in(value))
+        structure = self._structure(value, given)
+        rows = rows_in(given, structure.inputs) if structure else 0
         if not structure or not rows:
-            return self._muted(self.forward, *value[0], **value[1])
+            return self._muted(self.run, *value[0], **value[1])
         self.recorder.taps = []
         before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
+        versions = [tensor._version for tensor in (*self._all, *given)]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
+        prints = None if watched is None else fingerprint(self.model)
         apart = None
         if structure.alone:
             result, apart = self.run_apart(value, structure, rows)
@@ -121,7 +136,10 @@ class Calls:
         if len(tensors) != len(structure.outputs):
             raise Unsupported("the model's result has another form than when its structure was learned.")
         self._check_buffers(before)
-        if watched is not None:
+        if versions != [tensor._version for tensor in (*self._all, *given)]:
+            self._refuse_change(versions)
+        if watched is not None and prints is not None:
+            check_parameters(prints, fingerprint(self.model))
             self._check_removal(value, structure, rows, tensors, watched)
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
@@ -129,9 +147,8 @@ class Calls:
 
     def _kept(self, call: ModelCall, result: Any) -> Any:
         """Keep a call as long as the graph of its result is alive: nobody may ever record it."""
-        alive = _Alive()
+        alive = _Alive(self, call)
         self.made.append(call)
-        weakref.finalize(alive, _forget, weakref.ref(self), weakref.ref(call))
 
         def marked(tensor: Tensor) -> Tensor:
             if tensor.grad_fn is None:
@@ -143,26 +160,38 @@ class Calls:
 
         return changed(result, marked)
 
-    def _structure(self, value: tuple[Any, Any]) -> Structure | None:
-        tensors = list(tensors_in([value]))
+    def _structure(self, value: tuple[Any, Any], tensors: Sequence[Tensor]) -> Structure | None:
+        due = self.study.due()
+        quick = (
+            (self.expected, tensors[0].shape, tensors[0].dtype)
+            if len(tensors) == len(value[0]) == 1 and tensors[0] is value[0][0] and not value[1]
+            else None
+        )
+        if not due and (found := self._quick.get(quick)) is not None:
+            return found
         sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
         if not sizes or not sizes[0]:
             return None
-        kind = (
+        shapes = tuple([(x.dtype, tuple([True if size == sizes[0] else size for size in x.shape])) for x in tensors])
+        alike = (
             described(value),
-            tuple([(x.dtype, tuple([size == sizes[0] for size in x.shape])) for x in tensors]),
+            tuple([(dtype, tuple([size is True for size in shape])) for dtype, shape in shapes]),
             tuple([parameter.requires_grad for parameter in self.parameters.values()]),
         )
-        known = self._known.get(kind)
-        if known is None or self.study.due():
-            known = self._known[kind] = self._learned(value, sizes, again=known is not None)
+        known = self._known.get((shapes, alike))
+        if known is None or due:
+            known = self._known[(shapes, alike)] = self._learned(value, sizes, again=alike in self._alike)
+            self._alike.add(alike)
+            self._quick = {}
+        if quick is not None:
+            self._quick[quick] = known
         return known
 
     def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
         """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
         seed = CHANCE.getrandbits(48) if again else 0
         study = Study(
-            self.model, self.forward, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
+            self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
         )
         refusal: Unsupported | None = None
         for rows in sizes:
@@ -180,11 +209,13 @@ class Calls:
                 )
             return found
         assert refusal is not None
+        if again:
+            raise type(refusal)(f"{refusal} Nor does one hold for the steps since this began.") from refusal
         raise refusal
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
-        return self._muted(run_apart, self.forward, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
+        return self._muted(run_apart, self.run, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
 
     def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.muted += 1
@@ -197,13 +228,13 @@ class Calls:
         """All samples at once, with taps."""
         recorder = self.recorder
         if not recorder.learning and not recorder.tracing:
-            return self.forward(*args, **kwargs)
+            return self.run(*args, **kwargs)
         recorder.rows = rows
         inputs = [x for x, dim in zip(tensors_in([args, kwargs]), dims, strict=True) if dim is not None]
         outer, recorder.tracer = recorder.tracer, Tracer(self.meeting.names.keys(), self.meeting, inputs, rows)
         try:
             with recorder.tracer as tracer:
-                result = self.forward(*args, **kwargs)
+                result = self.run(*args, **kwargs)
             if tracer.dynamic:
                 recorder.dynamic = f"the shape of a tensor depends on values ({tracer.dynamic})"
             return result
@@ -216,11 +247,20 @@ class Calls:
             if (now is not old or getattr(now, "_version", 0) != version) and name not in self.public_buffers:
                 raise Unsupported(kept_words(name))
 
+    def _refuse_change(self, versions: Sequence[int]) -> None:
+        for tensor, version in zip(self._all, versions, strict=False):
+            if tensor._version != version:
+                name = next(name for name, each in self.model.named_parameters() if each is tensor)
+                raise Unsupported(changed_words(name))
+        raise Unsupported(
+            "the forward pass changes its input in place: let it work on a copy (x = x * 2, not x.mul_(2))."
+        )
+
     def _check_removal(
         self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
     ) -> None:
         """Replace one sample by something very different: the others may not notice."""
-        run = partial(self._muted, lambda which: list(tensors_in([self.forward(*which[0], **which[1])])))
+        run = partial(self._muted, lambda which: list(tensors_in([self.run(*which[0], **which[1])])))
         seen = [tensor.detach() for tensor in tensors]
         if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
             raise Mixing(
@@ -235,25 +275,26 @@ def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:
     return [] if first is None else list(dict.fromkeys(first.shape[:2]))
 
 
-def used_outside(
-    losses: Tensor, calls: Sequence[ModelCall], parameters: Mapping[str, Tensor], *, listened: bool
-) -> list[str]:
-    """The parameters that the losses depend on without a tap between them, or (not ``listened``) without a call.
+def used_outside(losses: Tensor, calls: Sequence[ModelCall], parameters: Mapping[str, Tensor]) -> list[str]:
+    """The parameters that the losses depend on by another way than the results of ``calls``."""
+    results = {(edge.node, edge.output_nr): () for call in calls for edge in call.edges if edge is not None}
+    return _reached([(losses.grad_fn, 0)], results, parameters)
 
-    The walk through the graph jumps from the result of a tapped operation to its inputs; if not ``listened``, it ends
-    at the results of the model.
-    """
+
+def untapped(call: ModelCall, parameters: Mapping[str, Tensor]) -> list[str]:
+    """The parameters that the results of a call depend on without a tap between them."""
+    used = (tap for tap in call.taps if tap.build is None or call.structure.taps.get(tap.key) is not None)
+    taps = {(tap.edge.node, tap.edge.output_nr): tap.sources for tap in used}
+    return _reached([(edge.node, edge.output_nr) for edge in call.edges if edge is not None], taps, parameters)
+
+
+def _reached(
+    stack: list[tuple[Any, int]], jumps: Mapping[Any, tuple[Tensor, ...]], parameters: Mapping[str, Tensor]
+) -> list[str]:
+    """The parameters below some places of the graph; a walk jumps from the places in ``jumps`` to what stands there."""
     wanted = {id(parameter): name for name, parameter in parameters.items()}
-    jumps: dict[Any, tuple[Tensor, ...]] = {}
-    seen: set[Any] = set()
-    for call in calls:
-        if listened:
-            used = (tap for tap in call.taps if tap.build is None or call.structure.taps.get(tap.key) is not None)
-            jumps.update({(tap.edge.node, tap.edge.output_nr): tap.sources for tap in used})
-        else:
-            seen.update(edge.node for edge in call.edges if edge is not None)
     found: list[str] = []
-    stack: list[tuple[Any, int]] = [(losses.grad_fn, 0)]
+    seen: set[Any] = set()
     while stack:
         place = stack.pop()
         sources = jumps.get(place)
@@ -262,13 +303,14 @@ def used_outside(
             stack.extend(inner for edge in edges if (inner := (edge.node, edge.output_nr)) != place)
             continue
         node = place[0]
-        if node in seen:
+        if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) in wanted:
-            found.append(wanted[id(leaf)])
-        stack.extend([edge for edge in node.next_functions if edge[0] is not None])
+        below = node.next_functions
+        if below:
+            stack.extend(below)
+        elif id(getattr(node, "variable", None)) in wanted:
+            found.append(wanted[id(node.variable)])
     return found
 
 
@@ -325,9 +367,9 @@ def install(
     parameters: Mapping[str, Tensor],
     tell: Callable[[str], None],
     public_buffers: frozenset[str],
-    root: Callable[..., Any],
+    root: tuple[Callable[..., Any], Callable[..., Any]],
 ) -> tuple[list[nn.Module], Calls]:
-    """Wrap what has a rule, and the model itself, which from then on runs ``root``.
+    """Wrap what has a rule, and the model itself, for whose forward pass and for calling which ``root`` stands in.
 
     Returns:
         the wrapped modules, and what keeps the model's calls.
@@ -353,8 +395,14 @@ def install(
             calls.forward = forward
         else:
             wrap(module, forward, recorder)
-    wrap(model, root, recorder)
+    wrap(model, root[0], recorder, root[1])
     return [*wrapped, *(module for module, _ in layers), model], calls
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether anything but its forward pass runs when a module is called."""
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(own) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def remove(modules: Iterable[nn.Module]) -> None:

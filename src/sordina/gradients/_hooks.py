@@ -6,7 +6,7 @@ import copyreg
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,9 +27,12 @@ _OWNER = "_sordina_owner"
 _OWN_FORWARD = "_sordina_own_forward"
 
 
-def wrap(module: nn.Module, forward: Callable[..., Any], owner: object) -> None:
-    """Let ``module`` run ``forward`` (called without the module) on behalf of ``owner``, until `unwrap`."""
-    kind = type(module)
+def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Callable[..., Any] | None = None) -> None:
+    """Let ``module`` run ``forward`` (called without the module) on behalf of ``owner``, until `unwrap`.
+
+    ``call`` takes the place of calling the module, hooks included; its first argument does what calling did before.
+    """
+    kind: Any = type(module)
     own_forward = module.__dict__.pop("forward", None)
 
     @wraps(kind.forward)
@@ -49,8 +52,13 @@ def wrap(module: nn.Module, forward: Callable[..., Any], owner: object) -> None:
             state = {**state, "forward": own_forward}
         return made, arguments, state, *rest
 
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        before = partial(kind.__call__, self)
+        return call(before, *args, **kwargs) if call and self is module else before(*args, **kwargs)
+
     members = {
         "forward": run,
+        **({} if call is None else {"__call__": called}),
         "__reduce_ex__": reduce,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,

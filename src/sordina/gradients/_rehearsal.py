@@ -22,27 +22,40 @@ from sordina.gradients._tracing import changed, tensors_in
 
 Dims = tuple[int | None, ...]
 """For each tensor among the arguments the dimension of the samples; None where it is the same for all of them."""
-Maker = Callable[[Tensor, int, int, torch.Generator], Tensor]
-"""From a real tensor, its dimension of samples and a number of rows to that many rows."""
+Maker = Callable[[Tensor, int, int, torch.Generator, int], Tensor]
+"""From a real tensor, its dimension of samples, a number of rows and a limit of whole numbers to that many rows."""
+FEW = 2
+"""Whole numbers below it are taken by nearly every model: the first word, the second class."""
+LIMITS = (1009, 101, 29, 13, 7, 5, 4, 3)
+"""Other limits to try: with zeros and ones alone, rows are too much alike to show what happens between them."""
 
 
-def normal_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator) -> Tensor:
-    """Normal numbers, and zeros and ones where only whole numbers fit."""
+def normal_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
+    """Normal numbers, and whole ones from zero on where only those fit."""
     shape = _resized(like, dim, rows)
     if like.is_floating_point() or like.is_complex():
         return torch.randn(shape, generator=generator).to(like)
-    return torch.randint(0, 2, shape, generator=generator).to(like.device, like.dtype)
+    return _whole(like, shape, generator, 0, limit)
 
 
-def positive_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator) -> Tensor:
-    """Numbers between a half and one, and ones where only whole numbers fit."""
+def positive_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
+    """Numbers between a half and one, and whole ones from one on where only those fit."""
     shape = _resized(like, dim, rows)
     if like.is_floating_point() or like.is_complex():
         return (torch.rand(shape, generator=generator) / 2 + 0.5).to(like)
-    return torch.ones(shape, dtype=like.dtype, device=like.device)
+    return _whole(like, shape, generator, 1, limit)
 
 
-def real_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator) -> Tensor:
+def _whole(like: Tensor, shape: list[int], generator: torch.Generator, low: int, limit: int) -> Tensor:
+    """Whole numbers from ``low`` to below ``limit``, both ends among them."""
+    high = min(limit, 2 if like.dtype == torch.bool else torch.iinfo(like.dtype).max + 1)
+    drawn = torch.randint(low, high, shape, generator=generator).flatten()
+    for place, end in zip(torch.randperm(len(drawn), generator=generator).tolist(), (high - 1, low), strict=False):
+        drawn[place] = end
+    return drawn.view(shape).to(like.device, like.dtype)
+
+
+def real_rows(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
     """Rows of the batch itself, for models that take nothing else."""
     return like.detach().index_select(dim, torch.arange(rows, device=like.device) % max(1, like.shape[dim]))
 
@@ -54,14 +67,54 @@ def _resized(like: Tensor, dim: int, rows: int) -> list[int]:
     return [rows if place == dim else size for place, size in enumerate(like.shape)]
 
 
-def made(value: Any, dims: Dims, rows: int, maker: Maker, generator: torch.Generator, double: bool = False) -> Any:
+Limits = tuple[int, ...]
+"""For each tensor among the arguments the limit of whole numbers in it."""
+
+
+def made(
+    value: Any, dims: Dims, rows: int, maker: Maker, generator: torch.Generator, limits: Limits, double: bool = False
+) -> Any:
     """Arguments like ``value`` for ``rows`` made-up samples."""
+    places = zip(dims, limits, strict=True)
+
+    def change(tensor: Tensor) -> Tensor:
+        dim, limit = next(places)
+        fresh = tensor.detach() if dim is None else maker(tensor, dim, rows, generator, limit)
+        return fresh.double() if double and fresh.is_floating_point() else fresh
+
+    return changed(value, change)
+
+
+def limits_found(value: Any, dims: Dims, takes: Callable[[Limits], bool]) -> Limits:
+    """The largest of `LIMITS` for each tensor of whole numbers that the model takes, one tensor after the other.
+
+    An index beyond a table is an error that can be caught on a processor only; elsewhere it ends the process.
+    """
+    tensors = list(tensors_in([value]))
+    found = [FEW] * len(tensors)
+    for place, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
+        if dim is None or not ranged(tensor):
+            continue
+        for limit in LIMITS:
+            if takes((*found[:place], limit, *found[place + 1 :])):
+                found[place] = limit
+                break
+    return tuple(found)
+
+
+def ranged(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers of which nobody knows how large they may be."""
+    kind = tensor.dtype
+    return not (kind.is_floating_point or kind.is_complex or kind == torch.bool) and tensor.device.type == "cpu"
+
+
+def flipped(value: Any, dims: Dims) -> Any:
+    """The arguments with the samples in the opposite order."""
     places = iter(dims)
 
     def change(tensor: Tensor) -> Tensor:
         dim = next(places)
-        fresh = tensor.detach() if dim is None else maker(tensor, dim, rows, generator)
-        return fresh.double() if double and fresh.is_floating_point() else fresh
+        return tensor if dim is None else tensor.flip(dim)
 
     return changed(value, change)
 
@@ -93,11 +146,11 @@ def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[
     return changed(value, exchange)
 
 
-def rows_in(value: Any, dims: Dims) -> int | None:
-    """How many samples the arguments have; None if they do not agree."""
+def rows_in(tensors: Sequence[Tensor], dims: Dims) -> int | None:
+    """How many samples the tensors of the arguments have; None if they do not agree."""
     sizes = {
         tensor.shape[dim] if dim < tensor.dim() else -1
-        for tensor, dim in zip(tensors_in([value]), dims, strict=True)
+        for tensor, dim in zip(tensors, dims, strict=True)
         if dim is not None
     }
     return sizes.pop() if len(sizes) == 1 else None
@@ -107,13 +160,26 @@ DROPOUTS = {
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
     "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
 }  # fmt: skip
+UNIFORM, NORMAL, YES, LONG, COUNT = (
+    (0.4, 0.03, 0.97),
+    (0.3, -1.8, 1.8),
+    (1.0, 0.0, 1.0),
+    (0.7, 0.1, 3.0),
+    (1.0, 1.0, 2.0),
+)
 DRAWS = {
-    "rand": 0.4, "rand_like": 0.4, "randn": 0.3, "randn_like": 0.3, "normal": 0.3, "bernoulli": 1.0, "poisson": 1.0,
-    "uniform_": 0.4, "normal_": 0.3, "bernoulli_": 1.0, "exponential_": 0.7, "log_normal_": 0.7, "cauchy_": 0.3,
-    "geometric_": 1.0, "random_": 1.0,
+    "rand": UNIFORM, "rand_like": UNIFORM, "uniform_": UNIFORM, "randn": NORMAL, "randn_like": NORMAL, "normal": NORMAL,
+    "normal_": NORMAL, "cauchy_": NORMAL, "bernoulli": YES, "bernoulli_": YES, "poisson": YES, "exponential_": LONG,
+    "log_normal_": LONG, "geometric_": COUNT, "random_": COUNT,
 }  # fmt: skip
+"""What random numbers are replaced by: an ordinary value, a low one and a high one."""
+CASES = (0, 1, 2)
+"""Which of them: what a model does now and then, by the toss of a coin, is done in one of the cases."""
 RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions that drop values inside, and the place of the rate among their arguments."""
+
+
+WATCHED = DROPOUTS | DRAWS.keys() | RATES.keys() | {"rrelu", "gumbel_softmax"}
 
 
 class WithoutChance(TorchFunctionMode):
@@ -125,11 +191,29 @@ class WithoutChance(TorchFunctionMode):
     def __init__(self, own: torch.Generator | None = None) -> None:
         super().__init__()
         self.own = own
+        self.case = 0
+        """Which of `CASES` is played."""
+        self._seeds: list[int] = []
+
+    def begin(self, case: int) -> None:
+        """Play a case from here on."""
+        self.case, self._seeds = case, []
+        if case:
+            torch.default_generator.manual_seed(case)
+            random.seed(case)
+            np.random.seed(case)  # noqa: NPY002
+
+    def seeds(self) -> list[int]:
+        """From which seeds random numbers came since: they may not depend on samples."""
+        return [*self._seeds, torch.initial_seed()]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name not in WATCHED and "generator" not in kwargs:
+            return func(*args, **kwargs)
+        kwargs = dict(kwargs)
         if name in DROPOUTS:
             return args[0] if args else kwargs["input"]
         if name == "rrelu":
@@ -142,25 +226,28 @@ class WithoutChance(TorchFunctionMode):
             elif "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
         result = func(*args, **kwargs)
-        if (
-            name in DRAWS
-            and isinstance(result, Tensor)
-            and (self.own is None or kwargs.get("generator") is not self.own)
-        ):
+        generator = kwargs.get("generator")
+        if generator is not None and generator is not self.own:
+            self._seeds.append(generator.initial_seed())
+        if name in DRAWS and isinstance(result, Tensor) and (self.own is None or generator is not self.own):
             with torch.no_grad():
-                result.fill_(DRAWS[name])
+                result.fill_(DRAWS[name][self.case])
         return result
 
 
 @contextmanager
 def moved(model: nn.Module, generator: torch.Generator | None, double: bool = False) -> Iterator[None]:
-    """All parameters moved at random by about a tenth of their size, and in double precision; put back at the end."""
-    tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if double and buffer.is_floating_point())]
+    """All parameters that learn moved at random by about a tenth, and all in double precision; put back at the end.
+
+    What is frozen stays what it is, and is not copied: a shut gate that does not learn will not open.
+    """
+    tensors: list[Tensor] = [each for each in model.parameters() if double or each.requires_grad]
+    tensors += [buffer for buffer in model.buffers() if double and buffer.is_floating_point()]
     own = [tensor.data for tensor in tensors]
     try:
         for tensor, value in zip(tensors, own, strict=True):
             fresh = value.double() if double and value.is_floating_point() else value
-            if generator is not None and isinstance(tensor, nn.Parameter):
+            if generator is not None and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 fresh = fresh + _noise(fresh, generator)
             tensor.data = fresh
         yield
@@ -178,18 +265,29 @@ def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
     return (many * (0.1 * (size if np.isfinite(size) else 0.0) + 0.05)).to(value)
 
 
+def fingerprint(model: nn.Module) -> dict[str, float]:
+    """A number for each parameter that changes with its values."""
+    with torch.no_grad():
+        return {
+            name: float(value.sum(dtype=torch.float64)) + 1e-3 * float(value.flatten()[::7].sum(dtype=torch.float64))
+            for name, value in ((name, torch.nan_to_num(each.detach())) for name, each in model.named_parameters())
+        }
+
+
 class Snapshot:
     """What a forward pass may change in a model besides its result: buffers, attributes, and the states of chance."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._modules = [
-            (
-                module,
-                {key: _kept(each) for key, each in vars(module).items() if key not in _PARTS},
-                dict(module._buffers),
-            )
+            (module, {key: each for key, each in vars(module).items() if key not in _PARTS}, dict(module._buffers))
             for module in model.modules()
+        ]
+        self._filled = [
+            (attributes, key, copy.copy(each))
+            for _, attributes, _ in self._modules
+            for key, each in attributes.items()
+            if type(each) in (list, dict, set)
         ]
         self._hooks = [(hooks, dict(hooks)) for module in model.modules() for hooks in _hooks(module)]
         self._values = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
@@ -211,10 +309,12 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back."""
+        for attributes, key, filled in self._filled:
+            attributes[key] = copy.copy(filled)
         for module, attributes, buffers in self._modules:
-            for key in [key for key in module.__dict__ if key not in _PARTS and key not in attributes]:
+            for key in module.__dict__.keys() - attributes.keys() - _PARTS:
                 del module.__dict__[key]
-            module.__dict__.update({key: _kept(each) for key, each in attributes.items()})
+            module.__dict__.update(attributes)
             module._buffers.clear()
             module._buffers.update(buffers)
             for buffer in buffers.values():
@@ -242,10 +342,6 @@ def _same(one: Tensor, two: Tensor) -> bool:
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     return bool(((one == two) | ((one != one) & (two != two))).all())
-
-
-def _kept(value: Any) -> Any:
-    return copy.copy(value) if type(value) in (list, dict, set) else value
 
 
 @contextmanager

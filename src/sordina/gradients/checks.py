@@ -98,7 +98,22 @@ def _lazy(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (_wrapped, _mixing, _tracking, _embedding, _lazy)
+def _unreadable(module: nn.Module) -> tuple[str, str] | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript hides what a layer does with its parameters.", "Pass the Python module it was made from."
+    if any(each is not None and each.requires_grad and each.is_complex() for each in module._parameters.values()):
+        return "complex parameters have no rule.", "Keep real and imaginary part as two real parameters."
+    return None
+
+
+TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (
+    _unreadable,
+    _wrapped,
+    _mixing,
+    _tracking,
+    _embedding,
+    _lazy,
+)
 
 
 def check_losses(losses: Any, batch: int | None = None) -> Tensor:

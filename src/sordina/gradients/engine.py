@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._backward import terms_of
-from sordina.gradients._calls import ModelCall, check_losses_apart, install, remove, used_outside
+from sordina.gradients._calls import ModelCall, check_losses_apart, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
 from sordina.gradients._rehearsal import aside
 from sordina.gradients.checks import check, check_losses
@@ -73,7 +73,12 @@ class Engine:
         self._recorder = Recorder(self.model)
         self._parts = Parts(self.model)
         self._wrapped, self._calls = install(
-            self.model, self._recorder, self._parameters, self._tell, self._public_buffers, self._forward
+            self.model,
+            self._recorder,
+            self._parameters,
+            self._tell,
+            self._public_buffers,
+            (self._forward, self._called),
         )
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +86,14 @@ class Engine:
         if not self._recorder.retired and not self._parts.same():
             self._renew()
         return self._calls(*args, **kwargs)
+
+    def _called(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model is called: what its hooks do is part of what it does."""
+        if self._recorder.retired or not hooked(self.model):
+            return call(*args, **kwargs)
+        if not self._parts.same():
+            self._renew()
+        return self._calls(*args, whole=call, **kwargs)
 
     def _renew(self) -> None:
         """Listen to what the model consists of now, if that can be trained as before."""
@@ -167,6 +180,11 @@ class Engine:
         check_losses(losses)
         if self._recorder.retired:
             raise InvalidInput(RETIRED)
+        if not self._parts.same():
+            raise InvalidInput(
+                "the model's parameters are other ones than when it was called (functional_call, or a layer replaced "
+                "since): call the model with the parameters that are trained, and record before they change."
+            )
         rows = len(losses)
         if rows_per_unit < 1 or rows % rows_per_unit:
             raise InvalidInput(f"{rows} rows cannot be split into units of {rows_per_unit} rows: pad the last unit.")
@@ -191,18 +209,19 @@ class Engine:
         if self._loss_checks.due():
             check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
+        if outside := used_outside(losses, calls, self._parameters):
+            raise Unsupported(
+                f"parameter {outside[0]!r} is used outside of the model's forward pass, or the losses use something of "
+                "the model that it does not return (an attribute, a result changed in place), so nobody sees whose "
+                "gradient it gets: move this use into the model, and return what the losses need."
+            )
         rows = units * rows_per_unit
         fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows) and units > 1
-        if fits and not used_outside(losses, calls, self._parameters, listened=True):
+        if fits and not untapped(calls[0], self._parameters):
             structure = calls[0].structure
             same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
             passed = structure.passed if same else frozenset[Key]()
             return terms_of(losses, taps, structure.taps, passed, self._parameters, units, rows_per_unit)
-        if outside := used_outside(losses, calls, self._parameters, listened=False):
-            raise Unsupported(
-                f"parameter {outside[0]!r} is used outside of the model's forward pass (or a result of the model was "
-                "changed in place), so nobody sees whose gradient it gets: move this use into the model."
-            )
         if units == 1 and not any(call.apart for call in calls):
             return Backwards([BackwardPiece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
         return self._one_by_one(losses, calls, rows_per_unit)

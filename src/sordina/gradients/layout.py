@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import prod
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,26 +123,25 @@ class Parts:
     """What a model consisted of when an engine began to listen to it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [
-            (module._modules, key, child) for module in model.modules() for key, child in module._modules.items()
+        modules = list(model.modules())
+        self._tables: list[dict[str, Any]] = [
+            table for module in modules for table in (module._modules, module._parameters)
         ]
-        self._parameters = [
-            (module._parameters, key, each, each is not None and each.requires_grad)
-            for module in model.modules()
-            for key, each in module._parameters.items()
-        ]
-        tables = [table for module in model.modules() for table in (module._modules, module._parameters)]
-        self._sizes = [(table, len(table)) for table in tables]
+        self._names, self._members = self._now()
+        self._parameters = list(model.parameters())
+        self._free = [parameter.requires_grad for parameter in self._parameters]
+
+    def _now(self) -> tuple[list[str], list[Any]]:
+        return list(chain.from_iterable(self._tables)), list(chain.from_iterable(map(dict.values, self._tables)))
 
     def same(self) -> bool:
-        """Whether every module and parameter is still the object it was, and as trainable."""
+        """Whether every module and parameter is still the object it was, and as trainable: asked before every batch."""
+        names, members = self._now()
         return (
-            all(members.get(key) is child for members, key, child in self._modules)
-            and all(
-                members.get(key) is each and (each is None or each.requires_grad == free)
-                for members, key, each, free in self._parameters
-            )
-            and all(len(members) == size for members, size in self._sizes)
+            len(members) == len(self._members)
+            and all(map(is_, members, self._members))
+            and names == self._names
+            and self._free == [parameter.requires_grad for parameter in self._parameters]
         )
 
 

@@ -126,7 +126,8 @@ class Backwards:
             found = torch.autograd.grad(
                 piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
             )
-        return {name: widen(each).flatten() for name, each in zip(wanted, found, strict=True) if each is not None}
+        dense = [each.to_dense() if each is not None and each.is_sparse else each for each in found]
+        return {name: widen(each).flatten() for name, each in zip(wanted, dense, strict=True) if each is not None}
 
     def terms(self) -> dict[str, Term]:
         """By parameter the term of all units."""

@@ -8,16 +8,18 @@ they differ, chance and rounding are ruled out first: both runs are repeated wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import SystemRandom
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients._rehearsal import Dims, Snapshot, WithoutChance, aside, moved, replaced
+from sordina.gradients._rehearsal import CASES, Dims, Snapshot, WithoutChance, aside, moved, replaced
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.comparison import others_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
-from sordina.gradients.structure import ADVICE, CHANGES, Mixing, others_same
+from sordina.gradients.structure import ADVICE, CHANGES, Mixing
 
 CHANCE = SystemRandom()
 EVERY = 64
@@ -27,17 +29,17 @@ Run = Callable[[Any], list[Tensor]]
 
 
 class RemovalSchedule:
-    """Random times: the first at once, the next soon, then on average every ``every`` calls.
+    """Random times: the first at once, the next soon, then more and more seldom, on average every ``every`` calls.
 
     >>> schedule = Schedule(every=8)
     >>> schedule.due(), sum(schedule.due() for _ in range(10_000)) > 800
     (True, True)
     """
 
-    def __init__(self, every: int = EVERY, at_once: bool = True) -> None:
-        """On average every ``every`` calls; not ``at_once``, from the beginning."""
+    def __init__(self, every: int = EVERY, first: int = 1) -> None:
+        """On average every ``every`` calls in the long run, and after about ``first`` calls for the first time."""
         self.every = every
-        self.window, self.left = (1, 1) if at_once else (every, CHANCE.randint(1, 2 * every - 1))
+        self.window, self.left = first, CHANCE.randint(1, 2 * first - 1)
 
     def due(self) -> bool:
         """Whether the time has come; to be asked once per call."""
@@ -74,23 +76,37 @@ def others_change(
     sample = CHANCE.randrange(rows)
     other = CHANCE.choice([row for row in range(rows) if row != sample])
     twin = replaced(value, dims, sample, other, CHANCE.choice(CHANGES))
-
-    def fresh(which: Any) -> list[Tensor]:
-        before.restore()
-        return run(which)
-
-    with torch.no_grad(), aside(model):
-        if others_same(seen, fresh(twin), places, sample, rows):
-            return False
-        with WithoutChance():
-            pair = fresh(value), fresh(twin)
-            if others_same(*pair, places, sample, rows):
-                return False
+    same = partial(others_same, places=places, sample=sample, rows=rows)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients), aside(model):
             try:
-                with moved(model, None, double=True):
-                    return not others_same(fresh(_doubled(value)), fresh(_doubled(twin)), places, sample, rows)
+                before.restore()
+                return not same(seen, run(twin)) and _truly(model, run, (value, twin), same, before)
             except Exception:
-                return not others_same(*pair, places, sample, rows, rough=20)
+                continue  # it needs gradients inside, or does not take such a row
+    return False
+
+
+def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Callable[..., bool], before: Snapshot) -> bool:
+    """Whether neither chance nor rounding explains why the others' results differ."""
+    case = CHANCE.choice(CASES)
+    with WithoutChance() as chance:
+
+        def played(which: Any) -> tuple[list[Tensor], list[int]]:
+            before.restore()
+            chance.begin(case)
+            return run(which), chance.seeds()
+
+        (one, seeds), (two, other_seeds) = map(played, pair)
+        if seeds != other_seeds:
+            return True
+        if same(one, two):
+            return False
+        try:
+            with moved(model, None, double=True):
+                return not same(*(played(_doubled(each))[0] for each in pair))
+        except Exception:
+            return not same(one, two, rough=20)
 
 
 def _doubled(value: Any) -> Any:

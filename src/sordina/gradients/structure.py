@@ -10,8 +10,12 @@ Nothing is taken from a real batch but the shapes and kinds of the arguments. Th
    others may not change;
 4. after two different batches: what the model then says of a third may not differ, or it keeps data between batches;
 5. the engine's norms and sums of every parameter, with random gradients at the results, are held against autograd on
-   each sample alone. Where they differ, where a gradient vanishes for all samples, and where the shape of a tensor
-   depends on values, the engine does not guess: the model runs one sample at a time from then on.
+   each sample alone; then once more with the samples in the opposite order (a model may sort them) and one gradient far
+   larger than the others (a backward pass may look across the batch too). Where they differ, where a gradient vanishes
+   for all samples, and where the shape of a tensor depends on values, the engine does not guess: the model runs one
+   sample at a time from then on.
+
+A structure holds for arguments of the same shapes: models do other things to longer sequences.
 """
 
 from __future__ import annotations
@@ -30,27 +34,33 @@ from sordina.errors import Unsupported
 from sordina.gradients._backward import crossed, terms_of
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._rehearsal import (
+    CASES,
+    FEW,
     MAKERS,
     Dims,
+    Limits,
     Maker,
     Snapshot,
     WithoutChance,
     aside,
+    fingerprint,
+    flipped,
+    limits_found,
     made,
     moved,
     part,
+    ranged,
     replaced,
 )
-from sordina.gradients._tracing import tensors_in
-from sordina.gradients.norms import Weights, measure
+from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.comparison import Truth, close, others_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
-from sordina.gradients.terms import Term
 
 Key = tuple[str, int]
+Form = tuple[int, ...]
+"""The shape of a tensor, reduced to one sample."""
 SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34, 38)
 """An odd and an even batch size to try a model with; those that occur among the sizes of its inputs are left out."""
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
-"""How far two computations of the same value may differ, relative to its size; a tenth for shorter numbers."""
 DOUBLE_LIMIT = 20_000_000
 """Models of up to so many parameters are studied in double precision."""
 ADVICE = "Remove what looks across the batch (batch statistics, contrastive terms, load balancing)."
@@ -82,21 +92,48 @@ class Structure:
     """By the key of a tap where its samples lie; None where samples take no part."""
     passed: frozenset[Key]
     """The keys of taps below which the backward pass always goes on."""
+    forms: Mapping[Key, tuple[Form, ...]]
+    """By the key of a tap the forms in which its calls were seen, in their order."""
     alone: str = ""
     """Why the model must run one sample at a time; empty if it need not."""
 
     def fits(self, taps: Sequence[Tap], rows: int) -> bool:
-        """Whether the taps of a forward pass over ``rows`` samples are as expected."""
-        return not self.alone and all(self._fits(tap, rows) for tap in taps)
+        """Whether the taps of a forward pass over ``rows`` samples are as expected.
 
-    def _fits(self, tap: Tap, rows: int) -> bool:
-        if tap.build is None:
-            return True
-        place = self.taps.get(tap.key, MISSING)
-        if place is None:
-            return not tap.batched
-        size = tap.shape[place.dim] if place.dim < len(tap.shape) else 0
-        return (size == rows if place.single else size > 0 and size % rows == 0) and tap.intact()
+        A layer that was always called in one form may be called any number of times in it; one that was called in
+        several, in those and in that order. Rows of a batch that is cut into pieces are not a sample's rows.
+        """
+        if self.alone:
+            return False
+        seen: dict[Key, list[Form]] = {}
+        for tap in taps:
+            if tap.build is None:
+                continue
+            place = self.taps.get(tap.key, MISSING)
+            if place is None:
+                if tap.batched:
+                    return False
+                continue
+            form = form_of(tap.shape, place.dim, rows)
+            if form is None or not tap.intact():
+                return False
+            seen.setdefault(tap.key, []).append(form)
+        for key, forms in seen.items():
+            known = self.forms[key]
+            if tuple(forms) != known and (len(set(known)) > 1 or set(forms) != set(known)):
+                return False
+        return True
+
+
+def form_of(shape: Sequence[int], dim: int, rows: int) -> Form | None:
+    """A shape with the rows of one sample in the place of those of all ``rows`` samples; None if that is not possible.
+
+    >>> form_of((6, 4), 0, 3)
+    (2, 4)
+    """
+    if dim >= len(shape) or not shape[dim] or shape[dim] % rows:
+        return None
+    return (*shape[:dim], shape[dim] // rows, *shape[dim + 1 :])
 
 
 MISSING = SamplePlacement(99, True)
@@ -128,9 +165,9 @@ class Study:
         failure: Exception | None = None
         for dims in _options(value, rows):
             silent: Structure | None = None
-            for maker, double in self._ways():
+            for maker, double, wide in self._ways(value, dims):
                 try:
-                    found, spoke = self._tried(value, dims, maker, double)
+                    found, spoke = self._tried(value, dims, maker, double, wide)
                 except Mixing as error:
                     mixing = mixing or error
                     break
@@ -153,25 +190,47 @@ class Study:
             "number of samples must be possible."
         ) from failure
 
-    def _ways(self) -> Iterator[tuple[Maker, bool]]:
-        """How to make rows, and whether in double precision: it shows more, but not every model can, or is small."""
-        double = sum(parameter.numel() for parameter in self.model.parameters()) <= DOUBLE_LIMIT
-        for maker in MAKERS:
-            if double:
-                yield maker, True
-            yield maker, False
+    def _ways(self, value: tuple[Any, Any], dims: Dims) -> Iterator[tuple[Maker, bool, bool]]:
+        """How to make rows, whether in double precision (not every model can, or is small), and whether from a range.
 
-    def _tried(self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool) -> tuple[Structure, bool]:
+        Whole numbers come from as large a range as the model takes, and if that fails, are the smallest.
+        """
+        small = sum(parameter.numel() for parameter in self.model.parameters()) <= DOUBLE_LIMIT
+        ranges = any(dim is not None and ranged(x) for x, dim in zip(tensors_in([value]), dims, strict=True))
+        for maker in MAKERS:
+            for double in (True, False) if small else (False,):
+                yield from ((maker, double, wide) for wide in ((True, False) if ranges else (False,)))
+
+    def _tried(
+        self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
+    ) -> tuple[Structure, bool]:
         few, many = _sizes(value)
-        made_up = partial(made, value, dims, maker=maker, generator=self.generator, double=double)
         with (
             moved(self.model, self.generator, double),
             aside(self.model) as snapshot,
-            WithoutChance(self.generator),
+            WithoutChance(self.generator) as chance,
             torch.enable_grad(),
             self._unheard(),
         ):
-            return StructureTrial(self, dims, few, made_up(rows=few), snapshot).run(many, made_up(rows=many))
+            made_up = partial(made, value, dims, maker=maker, generator=self.generator, double=double)
+            limits = (FEW,) * len(dims)
+            if wide:
+                limits = self._limits(value, dims, lambda limits: made_up(rows=few, limits=limits), snapshot)
+            trial = StructureTrial(self, dims, few, made_up(rows=few, limits=limits), snapshot, chance)
+            return trial.run(many, made_up(rows=many, limits=limits))
+
+    def _limits(
+        self, value: tuple[Any, Any], dims: Dims, make: Callable[[Limits], tuple[Any, Any]], snapshot: Snapshot
+    ) -> Limits:
+        def takes(limits: Limits) -> bool:
+            snapshot.restore()
+            try:
+                self.plain(make(limits))
+            except Exception:
+                return False
+            return True
+
+        return limits_found(value, dims, takes)
 
     @contextmanager
     def _unheard(self) -> Iterator[None]:
@@ -186,15 +245,16 @@ class Study:
     def heard(self, rows: int, dims: Dims, value: tuple[Any, Any]) -> tuple[Any, list[Tap]]:
         """A forward pass with taps."""
         self.recorder.taps = []
-        result = self.listen(rows, dims, *value)
+        result = self.listen(rows, dims, *changed(value, torch.clone))
         taps, self.recorder.taps = self.recorder.taps, []
         return result, taps
 
     def plain(self, value: tuple[Any, Any]) -> list[Tensor]:
         """The tensors of the result of a forward pass without taps."""
         self.recorder.muted += 1
+        args, kwargs = changed(value, torch.clone)
         try:
-            return list(tensors_in([self.forward(*value[0], **value[1])]))
+            return list(tensors_in([self.forward(*args, **kwargs)]))
         finally:
             self.recorder.muted -= 1
 
@@ -208,27 +268,32 @@ class StructureTrial:
     rows: int
     value: tuple[Any, Any]
     snapshot: Snapshot
+    chance: WithoutChance
 
     def run(self, many: int, larger: tuple[Any, Any]) -> tuple[Structure, bool]:
         """The structure, and whether every parameter's gradient has spoken."""
         self.study.recorder.dynamic = ""
+        prints = fingerprint(self.study.model)
         result, taps = self._heard(many, larger)
         wide, shapes = list(tensors_in([result])), _shapes(taps or [])
         self._check_buffers()
+        check_parameters(prints, fingerprint(self.study.model))
         del result, taps
         result, taps = self._heard(self.rows, self.value)
         outputs = list(tensors_in([result]))
-        apart = [self._fresh(partial(self.study.plain, part(self.value, self.dims, row))) for row in range(self.rows)]
+        apart = self._apart(self.value)
         placements = self._placements(outputs, wide, apart, many)
         self._compare(outputs, apart, placements)
         if self.study.thorough:
-            self._check_replaced(self.value, self.rows, outputs, placements)
-            self._check_replaced(larger, many, wide, placements)
-            self._check_memory(larger)
+            self._check_replaced(self.value, self.rows, placements)
+            self._check_replaced(larger, many, placements)
+        self._check_memory(larger)
         first = {tap.key for tap in taps or () if not tap.any_dim}
         places = _places(_shapes(taps or []), shapes, self.rows, many, first)
-        structure = Structure(self.dims, placements, places, frozenset())
+        structure = Structure(self.dims, placements, places, frozenset(), _forms(taps or [], places, self.rows))
         passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
+        if not differs:
+            differs = self._other_way(structure)
         why = self.study.recorder.dynamic or differs
         if not spoke:
             why = why or "a parameter's gradient vanishes on all rows tried"
@@ -240,6 +305,19 @@ class StructureTrial:
             return self._fresh(partial(self.study.heard, rows, self.dims, value))  # type: ignore[no-any-return]
         except Exception:
             return self._fresh(partial(self.study.plain, value)), None
+
+    def _apart(self, value: tuple[Any, Any]) -> list[list[Tensor]]:
+        return [self._fresh(partial(self.study.plain, part(value, self.dims, row))) for row in range(self.rows)]
+
+    def _other_way(self, structure: Structure) -> str:
+        """What differs with the samples in the opposite order, one of them with a far larger gradient."""
+        value = flipped(self.value, self.dims)
+        result, taps = self._heard(self.rows, value)
+        outputs = list(tensors_in([result]))
+        loud = torch.ones(self.rows)
+        exact = all(tensor.dtype == torch.float64 for tensor in outputs if tensor.is_floating_point())
+        loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e6 if exact else 1e3
+        return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
     def _fresh(self, work: Callable[[], Any]) -> Any:
         self.snapshot.restore()
@@ -280,25 +358,34 @@ class StructureTrial:
                     f"no per-sample bound exists. {ADVICE}"
                 )
 
-    def _check_replaced(
-        self, value: tuple[Any, Any], rows: int, outputs: Sequence[Tensor], places: SamplePlacements
-    ) -> None:
-        for change in LOUD:
+    def _check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements) -> None:
+        for change, case in zip(LOUD, CASES, strict=True):
             sample = int(torch.randint(rows, (), generator=self.study.generator))
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
-            with torch.no_grad():
-                others = self._fresh(partial(self.study.plain, twin))
-            if not others_same(outputs, others, places, sample, rows):
+            before, seeds = self._played(value, case)
+            try:
+                others, other_seeds = self._played(twin, case)
+            except Exception:
+                continue  # it does not take such a row (it checks for "not a number"), so nobody's batch will have one
+            if seeds != other_seeds or not others_same(before, others, places, sample, rows):
                 raise Mixing(
                     "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
                     f"per-sample bound exists. {ADVICE}"
                 )
 
+    def _played(self, value: tuple[Any, Any], case: int) -> tuple[list[Tensor], list[int]]:
+        """What the model says of ``value`` in a case of chance, and the seeds it used."""
+        self.snapshot.restore()
+        self.chance.begin(case)
+        try:
+            return self.study.plain(value), self.chance.seeds()
+        finally:
+            self.chance.begin(0)
+
     def _check_memory(self, larger: tuple[Any, Any]) -> None:
-        with torch.no_grad():
-            first, second = (self._after(each) for each in (larger, part(self.value, self.dims, 0, 2)))
+        first, second = (self._after(each) for each in (larger, part(self.value, self.dims, 0, 2)))
         for one, two in zip(first, second, strict=True):
-            if one.shape != two.shape or not close(one, two, None):
+            if one.shape != two.shape or not close(one.detach(), two.detach(), None):
                 raise Unsupported(
                     "the model keeps data between batches: what it says of a batch depends on the batch before, so "
                     "what one record changes has no bound. Remove the memory (queues, running averages, caches)."
@@ -314,10 +401,17 @@ class StructureTrial:
         outputs: Sequence[Tensor],
         taps: list[Tap] | None,
         apart: Sequence[Sequence[Tensor]],
+        loud: Tensor | None = None,
     ) -> tuple[frozenset[Key], str, bool]:
-        """The taps a backward pass goes through, which parameter's answers are wrong, and whether all of them spoke."""
+        """The taps a backward pass goes through, which parameter's answers are wrong, and whether all of them spoke.
+
+        The gradients at the results are random, those of each sample as many times as large as ``loud`` says.
+        """
         study, nothing = self.study, frozenset[Key]()
-        spread = [_random(tensor, study.generator) for tensor in outputs]
+        spread = [
+            _random(tensor, study.generator, None if loud is None else place, loud)
+            for tensor, place in zip(outputs, structure.outputs, strict=True)
+        ]
         chosen = [
             (tensor * weight).movedim(place.dim, 0).reshape(self.rows, -1).sum(1)
             for tensor, weight, place in zip(outputs, spread, structure.outputs, strict=True)
@@ -351,57 +445,19 @@ class StructureTrial:
         return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
 
 
-class Truth:
-    """Norms and a weighted sum of the gradients of samples that ran alone, by parameter."""
+def check_parameters(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    """Refuse a forward pass that changed a parameter."""
+    for name, number in before.items():
+        if after.get(name) != number:
+            raise Unsupported(changed_words(name))
 
-    def __init__(self, parameters: Mapping[str, Tensor], weights: Tensor) -> None:
-        self.parameters, self.weights = parameters, weights
-        self.norms = {name: torch.zeros(len(weights), dtype=torch.float64) for name in parameters}
-        self.sums: dict[str, Tensor] = {}
-        self.met: set[str] = set()
 
-    def add(self, row: int, piece: tuple[list[Tensor], list[Tensor]]) -> None:
-        """Go back from a sample's results."""
-        if not piece[0]:
-            return
-        found = torch.autograd.grad(piece[0], list(self.parameters.values()), piece[1], allow_unused=True)
-        for name, gradient in zip(self.parameters, found, strict=True):
-            if gradient is None:
-                continue
-            self.met.add(name)
-            self.norms[name][row] = float(torch.linalg.vector_norm(gradient.double()))
-            weighted = gradient.flatten() * float(self.weights[row])
-            self.sums[name] = self.sums[name] + weighted if name in self.sums else weighted
-
-    @property
-    def spoke(self) -> bool:
-        """Whether the gradient of every parameter that was used is finite, and not zero for all samples."""
-        return all(bool(self.norms[name].any()) and bool(self.norms[name].isfinite().all()) for name in self.met)
-
-    def differing(self, terms: Mapping[str, Term]) -> str:
-        """The first parameter of which ``terms`` say something else."""
-        size = float(torch.stack(list(self.norms.values())).square().sum(0).sqrt().max())
-        for name, parameter in self.parameters.items():
-            term, norms = terms.get(name), self.norms[name]
-            tolerance = TOLERANCE.get(parameter.dtype, 0.1)
-            slack = tolerance * norms + 1e-3 * tolerance * size
-            if term is None:
-                if bool((norms > slack).any()):
-                    return f"parameter {name!r} is used in a way no rule covers"
-                continue
-            said = measure(term).squares.sqrt().cpu()
-            wrong = (said < norms - slack) | (said > norms * 1.1 + slack)
-            if bool(wrong.any()) or not self._same_sum(name, term, float(slack.sum())):
-                return f"the rule for parameter {name!r} does not hold as it is used here"
-        return ""
-
-    def _same_sum(self, name: str, term: Term, slack: float) -> bool:
-        like = torch.empty(0, dtype=term.kind, device=self.parameters[name].device)
-        out = like.new_empty(1, self.parameters[name].numel())
-        term.contract(Weights(self.weights.to(like)[None]), out)
-        expected = self.sums.get(name)
-        gap = out[0] if expected is None else out[0] - expected.to(like)
-        return float(torch.linalg.vector_norm(gap)) <= 3 * slack
+def changed_words(name: str) -> str:
+    """Why a parameter that a forward pass changes is refused."""
+    return (
+        f"the forward pass changes the parameter {name!r}, which would keep raw data outside any budget. Remove what "
+        "writes into it (max_norm of an embedding, running averages, initialisation from the first batch)."
+    )
 
 
 def kept_words(name: str) -> str:
@@ -410,48 +466,6 @@ def kept_words(name: str) -> str:
         f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, "
         "if what it holds does not depend on the data (a count of steps), name it in public_buffers=."
     )
-
-
-def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = None) -> bool:
-    """Whether two results are the same up to rounding, sample by sample along ``dim``; NaN is the same as NaN."""
-    if one.shape != two.shape:
-        return False
-    if torch.equal(one, two):
-        return True
-    if not one.is_floating_point() or not one.dim():
-        return one.is_floating_point() and close(one[None], two[None], 0, tolerance)
-    tolerance = TOLERANCE.get(one.dtype, 0.1) if tolerance is None else tolerance
-    a, b = (x.detach().double().movedim(dim or 0, 0).flatten(min(1, x.dim() - 1)) for x in (one, two))
-    gaps = (a - b).abs().masked_fill((a == b) | ((a != a) & (b != b)), 0)
-    sizes = torch.where(a.isfinite() & b.isfinite(), torch.maximum(a.abs(), b.abs()), 0)
-    rows = sizes.amax(-1, keepdim=True) if a.dim() > 1 and a.shape[-1] else sizes
-    largest = float(sizes.max()) if sizes.numel() else 0.0
-    return bool((gaps <= tolerance * rows + 1e-3 * tolerance * largest).all())
-
-
-def others_same(
-    before: Sequence[Tensor],
-    after: Sequence[Tensor],
-    places: SamplePlacements,
-    sample: int,
-    rows: int,
-    rough: float = 1.0,
-) -> bool:
-    """Whether the results of all samples but ``sample`` are the same."""
-    if len(before) != len(after):
-        return False
-    for one, two, place in zip(before, after, places, strict=True):
-        if place is None:
-            continue
-        if one.shape != two.shape:
-            return False
-        size = one.shape[place.dim] // rows
-        others = [row for row in range(one.shape[place.dim]) if row // size != sample] if size else []
-        index = torch.tensor(others, dtype=torch.long, device=one.device)
-        a, b = (x.detach().index_select(place.dim, index) for x in (one, two))
-        if not close(a, b, place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):
-            return False
-    return True
 
 
 def _options(value: tuple[Any, Any], rows: int) -> Iterator[Dims]:
@@ -476,6 +490,16 @@ def _shapes(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:
         if tap.build is not None:
             shapes.setdefault(tap.key, []).append(tap.shape)
     return shapes
+
+
+def _forms(taps: Sequence[Tap], places: Mapping[Key, SamplePlacement | None], rows: int) -> dict[Key, tuple[Form, ...]]:
+    forms: dict[Key, tuple[Form, ...]] = {}
+    for tap in taps:
+        place = places.get(tap.key)
+        form = None if place is None or tap.build is None else form_of(tap.shape, place.dim, rows)
+        if form is not None:
+            forms[tap.key] = (*forms.get(tap.key, ()), form)
+    return forms
 
 
 def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> SamplePlacement | None:
@@ -521,6 +545,10 @@ def _without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     return tuple(size for place, size in enumerate(shape) if place != dim)
 
 
-def _random(like: Tensor, generator: torch.Generator) -> Tensor:
+def _random(like: Tensor, generator: torch.Generator, place: SamplePlacement | None, loud: Tensor | None) -> Tensor:
     kind = like.dtype if like.is_floating_point() else torch.float32
-    return torch.randn(like.shape, generator=generator).to(like.device, kind)
+    drawn = torch.randn(like.shape, generator=generator)
+    if place is not None and loud is not None:
+        size = like.shape[place.dim]
+        drawn = drawn * loud.repeat_interleave(size // len(loud)).view(size, *[1] * (like.dim() - place.dim - 1))
+    return drawn.to(like.device, kind)

@@ -99,13 +99,12 @@ def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor) -> None:
 
     What the loss cannot be tried on (it knows more about its targets than we do) must agree in shape instead.
     """
-    outputs, targets = _made_up(output, None), _made_up(target, _classes(output, target)).flip(0)
+    outputs, classes = _made_up(output, None), _classes(output, target)
     try:
-        before = _tried(loss, outputs, targets)
-        changed = [
-            (_tried(loss, _with_row(outputs, row), targets), _tried(loss, outputs, _with_row(targets, row)), row)
-            for row in range(_ROWS)
-        ]
+        try:
+            before, changed = _answers(loss, outputs, _made_up(target, classes and max(2, classes)).flip(0))
+        except Exception:
+            before, changed = _answers(loss, outputs, _made_up(target, classes).flip(0))
     except Exception as error:
         if output.shape != target.shape:
             raise InvalidInput(
@@ -118,6 +117,15 @@ def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor) -> None:
     others = [(after, [other for other in range(_ROWS) if other != row]) for *pair, row in changed for after in pair]
     if len(before) != _ROWS or any(not torch.equal(after[rest], before[rest]) for after, rest in others):
         raise InvalidInput(_MIXED.format(_shape(output), _shape(target)))
+
+
+def _answers(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, int]]]:
+    """The losses, and by row those with another output and those with another target there."""
+    changed = [
+        (_tried(loss, _with_row(outputs, row), targets), _tried(loss, outputs, _with_row(targets, row)), row)
+        for row in range(_ROWS)
+    ]
+    return _tried(loss, outputs, targets), changed
 
 
 def _tried(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

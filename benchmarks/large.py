@@ -1,0 +1,282 @@
+"""Time and memory of one private step on large models: GPT-2, ResNet-18, ViT-tiny, LoRA, a head of 50 000 tied words.
+
+``python -m benchmarks large`` measures all; ``python -m benchmarks.large MODEL METHOD`` one, in this process. Every
+method of a model runs in a process of its own, which gives its peak memory; methods take turns step by step, and each
+ratio is the median over turns of (method / plain in the same turn), in processor time of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.step import NOISE, Step, everybody, peak
+from sordina import random
+from sordina.clipping import Fixed, Online
+from sordina.plan import Plan
+from sordina.privacy import Budget
+from sordina.sampling import Poisson
+from sordina.training.loop import Private
+
+Made = tuple[nn.Module, Tensor, Tensor, Callable[[Any, Tensor], Tensor]]
+TURNS = 7
+
+
+class Logits(nn.Module):
+    """A language model of transformers, whose positions Opacus needs to see."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of every word at every place."""
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        logits: Tensor = self.inner(input_ids=tokens, position_ids=positions).logits
+        return logits
+
+
+def next_words(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none").mean(1)
+
+
+def classes(logits: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(getattr(logits, "logits", logits), targets, reduction="none")
+
+
+def gpt2(tied: bool = True, **options: Any) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, n_positions=128, tie_word_embeddings=tied,
+        **options,
+    )  # fmt: skip
+    return Logits(GPT2LMHeadModel(config))
+
+
+class LoRA(nn.Module):
+    """A frozen layer with a low-rank product beside it."""
+
+    def __init__(self, base: nn.Module, inputs: int, outputs: int, rank: int = 8) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer says, and what was added."""
+        low: Tensor = self.up(self.down(x))
+        return self.base(x) + low
+
+
+def with_lora() -> nn.Module:
+    """GPT-2 with adapters of rank 8 on every attention's projections."""
+    model = gpt2().requires_grad_(False)
+    for block in model.inner.transformer.h:  # type: ignore[union-attr]
+        block.attn.c_attn = LoRA(block.attn.c_attn, 768, 3 * 768)
+        block.attn.c_proj = LoRA(block.attn.c_proj, 768, 768)
+    return model
+
+
+class Residual(nn.Module):
+    """A basic block of ResNet with group norm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.GroupNorm(32, outputs))
+        self.two = nn.Sequential(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.GroupNorm(32, outputs))
+        same = stride == 1 and inputs == outputs
+        self.short = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two convolutions and a shortcut."""
+        return F.relu(self.two(F.relu(self.one(x))) + self.short(x))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 with group norm, on images of 64 x 64."""
+    widths = (64, 64, 128, 256, 512)
+    blocks = [
+        block
+        for stage in range(4)
+        for block in (
+            Residual(widths[stage], widths[stage + 1], 1 if stage == 0 else 2),
+            Residual(widths[stage + 1], widths[stage + 1], 1),
+        )
+    ]
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.GroupNorm(32, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def vit_tiny() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768, image_size=64,
+        patch_size=8, num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return ViTForImageClassification(config)
+
+
+def make(name: str) -> Made:
+    """Model, inputs, targets and loss."""
+    torch.manual_seed(0)
+    words = torch.randint(0, 50257, (8, 64))
+    images, targets = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
+    if name == "GPT-2 124M":
+        return gpt2(), words, words, next_words
+    if name == "GPT-2 124M, untied":
+        return gpt2(tied=False), words, words, next_words
+    if name == "LoRA on GPT-2":
+        return with_lora(), words, words, next_words
+    if name == "tied head, 50 000 words":
+        return gpt2(n_layer=1, n_embd=128, n_head=2), words, words, next_words
+    if name == "ResNet-18, group norm":
+        return resnet18(), images, targets, classes
+    return vit_tiny(), images, targets, classes
+
+
+MODELS = (
+    "GPT-2 124M", "GPT-2 124M, untied", "LoRA on GPT-2", "tied head, 50 000 words", "ResNet-18, group norm", "ViT-tiny",
+)  # fmt: skip
+
+
+def plain(name: str) -> Step:
+    model, x, y, loss = make(name)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+
+    def step() -> None:
+        inputs, targets = everybody(x, y)
+        optimizer.zero_grad()
+        loss(model(inputs), targets).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(name: str, policy: Fixed | Online) -> Step:
+    model, x, y, loss = make(name)
+    plan = Plan(Poisson(len(x), len(x)), 10**6, Budget(1.0, 1e-5), NOISE)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    private = Private(model, optimizer, (x, y), plan, policy, rng=random.secure())
+    batches = iter(private)
+
+    def step() -> None:
+        inputs, targets = next(batches)
+        private.step(loss(model(inputs), targets))
+
+    return step
+
+
+def opacus(name: str) -> Step:
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model, x, y, loss = make(name)
+    inner = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    wrapped = GradSampleModule(model)
+    optimizer = DPOptimizer(inner, noise_multiplier=NOISE, max_grad_norm=1.0, expected_batch_size=len(x))
+
+    def step() -> None:
+        inputs, targets = everybody(x, y)
+        optimizer.zero_grad()
+        loss(wrapped(inputs), targets).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+METHODS: dict[str, Callable[[str], Step]] = {
+    "plain": plain,
+    "Fixed": lambda name: ours(name, Fixed(1.0)),
+    "Online": lambda name: ours(name, Online()),
+    "Opacus hooks": opacus,
+}
+
+
+def serve(name: str, method: str) -> None:
+    """Two steps, then one whenever a line comes; says the seconds each took, and at last the peak of memory."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    step = METHODS[method](name)
+    step()
+    step()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        start = time.process_time()
+        step()
+        print(time.process_time() - start, flush=True)
+    print(peak(), flush=True)
+
+
+def measure(name: str, methods: list[str], turns: int) -> dict[str, tuple[float, float]]:
+    """By method the seconds of a step over plain's (for plain itself, the seconds), and the peak of memory in MB."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = {}
+    for method in methods:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.large", name, method],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if process.stdout.readline().strip() == "ready":
+            running[method] = process
+    times: dict[str, list[float]] = {method: [] for method in running}
+    for _ in range(turns):
+        for method, process in running.items():
+            process.stdin.write("\n")
+            process.stdin.flush()
+            times[method].append(float(process.stdout.readline()))
+    answers = {}
+    for method, process in running.items():
+        process.stdin.close()
+        ratio = statistics.median(a / b for a, b in zip(times[method], times["plain"], strict=True))
+        seconds = statistics.median(times["plain"]) if method == "plain" else ratio
+        answers[method] = (seconds, float(process.stdout.readline()))
+        process.wait()
+    return answers
+
+
+def run(names: list[str] | None = None, turns: int = TURNS) -> None:
+    """Print the tables."""
+    table = Table(title="one step on one thread: multiples of plain PyTorch (peak memory, MB)")
+    for heading in ("model", "plain, s (MB)", *list(METHODS)[1:]):
+        table.add_column(heading, justify="right")
+    for name in names or MODELS:
+        answers = measure(name, list(METHODS), turns)
+        cells = ["-" if m not in answers else "{:.2f} ({:.0f})".format(*answers[m]) for m in METHODS]
+        table.add_row(name, *cells)
+        print(name, *cells, sep=" | ", flush=True)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", choices=MODELS)
+    parser.add_argument("method", nargs="?", choices=list(METHODS))
+    parser.add_argument("--turns", type=int, default=TURNS)
+    chosen = parser.parse_args()
+    if chosen.method:
+        serve(chosen.model, chosen.method)
+    else:
+        run([chosen.model] if chosen.model else None, chosen.turns)
