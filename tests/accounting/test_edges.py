@@ -150,3 +150,11 @@ def test_endless_noise(name):
 def test_delta_at_the_largest_loss_is_what_leaks():
     assert accountant("pld").delta(Repeated(Laplace(1.0), 5), 5.0) == pytest.approx(0.0, abs=1e-12)
     assert accountant("pld").delta(Repeated(ApproximateDP(0.5, 1e-9), 3), 2.0) == pytest.approx(3e-9, rel=1e-6)
+
+
+def test_a_leak_without_losses_costs_nothing_or_everything():
+    judge = accountant("pld")
+    assert judge.epsilon(ApproximateDP(0.0, 1e-7), 1e-6) == 0
+    assert judge.epsilon(Repeated(ApproximateDP(0.0, 1e-7), 5), 1e-6) == 0
+    assert judge.epsilon(ApproximateDP(0.0, 1e-5), 1e-6) == math.inf
+    assert judge.delta(ApproximateDP(0.0, 1e-7), 0.5) == pytest.approx(1e-7)

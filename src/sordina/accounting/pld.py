@@ -62,8 +62,9 @@ class PLD:
             return _renyi_judge(bag).epsilon(event, delta, adjacency)
         directions = dominating(bag, adjacency)
         leaks = max(leak(direction) for direction in directions)
-        ceiling = max(largest_loss(direction) for direction in directions) if leaks <= delta else math.inf
-        if delta == 0:
+        most = max(largest_loss(direction) for direction in directions)
+        ceiling = most if leaks <= delta else math.inf
+        if delta == 0 or most == 0:  # without losses but the leak there is nothing to compose
             return ceiling
 
         def judge(direction: Direction, step: float) -> float:
