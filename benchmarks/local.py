@@ -46,7 +46,7 @@ def errors() -> None:
         for epsilon in (0.5, 1.0, 2.0, 4.0):
             people = 2000 if values < 4096 else 1000
             own, true = held(values, people)
-            measured, ratios = {}, []
+            measured, spreads, ratios = {}, {}, []
             for name in PROTOCOLS:
                 protocol, rng = Frequency(values, epsilon, name), seeded(2)
                 repeats = max(6, 20_000 // values)
@@ -55,11 +55,20 @@ def errors() -> None:
                     for _ in range(repeats)
                 ]
                 measured[name] = float(np.mean(squares))
+                spreads[name] = float(np.std(squares)) / np.sqrt(repeats)
                 ratios.append(f"{measured[name] / protocol.variances(true, people).mean():.3f}")
             chosen, best = Frequency(values, epsilon).name, min(measured, key=measured.__getitem__)
             excess = measured[chosen] / measured[best] - 1
-            rows.append([f"{values}", f"{epsilon:g}", *ratios, chosen, best, f"{excess:.1%}"])
-    columns = ["K", "epsilon", *(f"{name}: measured/formula" for name in PROTOCOLS), "planned", "best measured", "more"]
+            doubt = np.hypot(spreads[chosen], spreads[best]) / measured[best] if chosen != best else 0.0
+            rows.append([f"{values}", f"{epsilon:g}", *ratios, chosen, best, f"{excess:.1%} ± {doubt:.1%}"])
+    columns = [
+        "K",
+        "epsilon",
+        *(f"{name}: measured/formula" for name in PROTOCOLS),
+        "planned",
+        "best measured",
+        "more ± 1 s.e.",
+    ]
     table("Variance", columns, rows)
     rows = []
     for name in MEANS:
@@ -79,38 +88,38 @@ def speed() -> None:
         own, _ = held(values, ANSWERS)
         for name in PROTOCOLS:
             protocol = Frequency(values, 1.0, name)
-            start = time.perf_counter()
+            start = time.process_time()
             answers = protocol.randomize(own, secure())
-            between = time.perf_counter()
+            between = time.process_time()
             protocol.estimate(answers)
-            end = time.perf_counter()
+            end = time.process_time()
             if values == 128:
                 ours[name] = (end - start) / ANSWERS
             rows.append([name, f"{values}", f"{between - start:.2f}", f"{end - between:.2f}", f"{end - start:.2f}"])
     numbers = seeded(4).random(ANSWERS)
     for name in MEANS:
         mean = mean_protocol(0.0, 1.0, 1.0, name)
-        start = time.perf_counter()
+        start = time.process_time()
         told = mean.randomize(numbers, secure())
-        between = time.perf_counter()
+        between = time.process_time()
         mean.estimate(told)
-        end = time.perf_counter()
+        end = time.process_time()
         rows.append([name, "", f"{between - start:.2f}", f"{end - between:.2f}", f"{end - start:.2f}"])
     memo, (own, _) = Memoised(128, 2.0, 1.0), held(128, ANSWERS)
-    start = time.perf_counter()
+    start = time.process_time()
     reports = memo.randomize(memo.memoise(own, secure()), secure())
-    between = time.perf_counter()
+    between = time.process_time()
     memo.estimate(reports)
-    end = time.perf_counter()
+    end = time.process_time()
     rows.append(["memoised", "128", f"{between - start:.2f}", f"{end - between:.2f}", f"{end - start:.2f}"])
     question, strings = CommonStrings(8, 2.0), [f"drug{place}" for place in held(50, ANSWERS)[0]]
-    start = time.perf_counter()
+    start = time.process_time()
     words = question.randomize(strings, secure())
-    between = time.perf_counter()
+    between = time.process_time()
     question.estimate(words)
-    end = time.perf_counter()
+    end = time.process_time()
     rows.append(["pem", "any text", f"{between - start:.2f}", f"{end - between:.2f}", f"{end - start:.2f}"])
-    table(f"Seconds for {ANSWERS:,} answers", ["protocol", "K", "randomise", "estimate", "both"], rows)
+    table(f"Processor seconds for {ANSWERS:,} answers", ["protocol", "K", "randomise", "estimate", "both"], rows)
     peers(ours)
 
 

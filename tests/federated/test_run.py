@@ -193,3 +193,23 @@ def test_taking_turns_spreads_participations_evenly():
     counts = [account.participations for account in engine.accounts]
     assert sum(counts) == 280
     assert max(counts) == 10
+
+
+def test_held_out_clients_tell_randomised_losses():
+    from sordina.errors import BudgetRefused
+    from sordina.federated.privacy.client_metrics import RandomizedMetrics
+
+    def run(rounds, validations):
+        metrics = RandomizedMetrics(40.0, validations, largest_loss=20.0, seed=1)
+        validation = Validation(objective(), people(200, seed=1), metrics=metrics)
+        return go(
+            AddMean(), LocalTraining(objective(), STEPS), Metric(3.0), SampledClients(FixedSize(7, 30)),
+            InProcess(people()), rounds, validation=validation,
+        )  # fmt: skip
+
+    result = run(4, 4)
+    clear = Validation(objective(), people(200, seed=1)).score(result.models, np.random.default_rng(0)).loss
+    assert result.losses[-1] != clear
+    assert result.losses[-1] == pytest.approx(clear, abs=1.5)
+    with pytest.raises(BudgetRefused):
+        run(5, 4)

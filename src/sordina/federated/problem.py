@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.fairness import Fairness, measure
@@ -14,13 +15,15 @@ from sordina.federated.algorithms.ifca import best, client_losses
 from sordina.federated.data.partition import Federation
 from sordina.federated.objective import Objective, flat_parameters, of_module
 from sordina.federated.population import Cohort, Population
+from sordina.federated.privacy.client_metrics import RandomizedMetrics
 from sordina.models import build
 from sordina.models.metrics import predicted_class
 
 # How good the models are for clients that took no part in training.
 #
 # Every held-out client uses the model that fits its own rows best, as it would in use. These clients' losses are read
-# as they are: validation is not covered by any guarantee of the training clients.
+# as they are: validation is not covered by any guarantee of the training clients. With `RandomizedMetrics` they are not
+# read: every client tells a randomised answer, under a guarantee of its own.
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Validation:
     population: Population
     classes: bool = False
     sample: int | None = None
+    metrics: RandomizedMetrics | None = None
+    """How clients tell, if not in the clear."""
 
     def score(self, models: Tensor, rng: np.random.Generator) -> Score:
         """Let every client choose, then measure."""
@@ -52,11 +57,23 @@ class Validation:
         table = client_losses(self.objective, models, cohort)
         best, chosen = torch.where(table.isfinite(), table, torch.inf).min(dim=1)
         accuracy = None
+        if self.metrics is not None:
+            right = self._right(models, cohort, chosen) if self.classes else None
+            told = self.metrics.ask(best.double().numpy(), right, chosen.numpy(), len(models))
+            return Score(*told)
         if self.classes:
             outputs, targets = choose(self.objective, models, cohort, chosen)
             accuracy = float((predicted_class(outputs) == targets).double().mean())
         shares = torch.bincount(chosen, minlength=len(models)).double() / len(cohort)
         return Score(float(best.double().mean()), accuracy, tuple(shares.tolist()))
+
+    def _right(self, models: Tensor, cohort: Cohort, chosen: Tensor) -> NDArray[np.float64]:
+        """The share of right classes of every client."""
+        owner = cohort.rows()[2].numpy()
+        outputs, targets = choose(self.objective, models, cohort, chosen)
+        right = (predicted_class(outputs) == targets).double().numpy()
+        rows = np.maximum(np.bincount(owner, minlength=len(cohort)), 1)
+        return np.asarray(np.bincount(owner, weights=right, minlength=len(cohort)) / rows)
 
 
 def choose(objective: Objective, models: Tensor, cohort: Cohort, chosen: Tensor) -> tuple[Tensor, Tensor]:

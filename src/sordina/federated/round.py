@@ -252,6 +252,13 @@ def federate(
     """
     if rounds < 1 or every < 1:
         raise InvalidInput(f"a run has at least one round and validates at least once, got {rounds} and {every}.")
+    if validation is not None and validation.metrics is not None:
+        if keeper is not None:
+            raise Unsupported(
+                "randomised client metrics are counted in this process only: a run that is kept, and may be resumed, "
+                "would ask held-out clients more often than they agreed to."
+            )
+        validation.metrics.check(rounds // every)
     strategy, placement = method.strategy, method.placement
     side, secret = ClientSide(method.work, placement), isinstance(placement, Central)
     placement.check(method.selection, rounds)

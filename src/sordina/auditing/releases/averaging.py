@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sordina import statistics
 from sordina.accounting.ledger import Ledger
 from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, StudyLine
 from sordina.errors import BudgetRefused
@@ -38,7 +39,7 @@ def averaging_study(
     whole("asked", asked), check_epsilon(epsilon)
     rng, mechanism = generator(seed), DiscreteLaplace(1, epsilon)
     naive = mechanism.release(np.full(asked, whole("count", count, least=0)), rng)
-    answers, refusal = _with_ledger(mechanism, count, asked, Budget(budget, delta), rng)
+    answers, refusal = _with_ledger(epsilon, count, asked, Budget(budget, delta), rng)
     wrong = [np.abs(_running_mean(np.asarray(told)) - count) for told in (naive, answers)]
     turns = np.unique(np.geomspace(1, asked, 60).astype(int))
     mine = turns[turns <= len(answers)]
@@ -69,17 +70,22 @@ def averaging_study(
 
 
 def _with_ledger(
-    mechanism: DiscreteLaplace, count: int, asked: int, budget: Budget, rng: np.random.Generator
-) -> tuple[list[int], str]:
-    """The answers that the ledger allowed, and in which words it refused the next."""
-    answers: list[int] = []
+    epsilon: float, count: int, asked: int, budget: Budget, rng: np.random.Generator
+) -> tuple[list[float], str]:
+    """The answers that the ledger allowed, and how it refused the next. Whoever asks opens the table anew."""
+    answers: list[float] = []
+    schema = {"columns": {"ill": {"kind": "category", "values": ["yes"]}}}
     with tempfile.TemporaryDirectory() as folder:
+        people = Path(folder) / "people.csv"
+        people.write_text("ill\n" + "yes\n" * count)
         ledger = Ledger(Path(folder) / "ledger.db")
         ledger.create("people", budget)
         try:
             for _ in range(asked):
-                with ledger.reserve("people", mechanism.event(), what="the same count"):
-                    answers.append(int(mechanism.release(count, rng)))
+                table = statistics.Table(
+                    people, schema=schema, budget=budget, ledger=ledger, dataset_budget="people", seed=rng
+                )
+                answers.append(float(table.count(epsilon=epsilon).release().value))
         except BudgetRefused as refusal:
             return answers, str(refusal)
     return answers, ""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sordina.auditing.releases.linkage import adult_table
 from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, StudyLine
 from sordina.errors import InvalidInput
 from sordina.mechanisms import DiscreteLaplace
@@ -33,7 +32,7 @@ def differencing_study(
     public range), so both releases together are ``2 epsilon``-DP for the person who joined.
 
     Args:
-        values: Whole numbers; the ages of UCI Adult if left out.
+        values: Whole numbers; made up, evenly over the range, if left out.
         low: The least possible value.
         high: The largest.
         people: Who were there before.
@@ -42,11 +41,13 @@ def differencing_study(
         seed: Makes the study repeatable.
     """
     check_epsilon(epsilon), whole("people", people), whole("targets", targets)
-    known = np.clip(np.array(adult_table()["age"] if values is None else values, float), low, high).astype(np.int64)
+    world = np.random.default_rng(seed)
+    made_up = world.integers(low, high + 1, size=people + targets)
+    known = made_up if values is None else np.clip(np.array(values, float), low, high).astype(np.int64)
     if len(known) < people + targets:
         raise InvalidInput(f"{people + targets} people are needed, and there are {len(known)}.")
     rng = generator(seed)
-    drawn = known[np.random.default_rng(seed).permutation(len(known))]
+    drawn = known[world.permutation(len(known))]
     base, joining = drawn[:people], drawn[people : people + targets]
     before = int(base.sum())
     exact = (before + joining) / (people + 1) * (people + 1) - before / people * people

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from sordina import statistics
 from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, StudyLine
 from sordina.errors import InvalidInput
-from sordina.mechanisms import DiscreteLaplace
-from sordina.privacy import check_delta, check_epsilon, format_up
+from sordina.privacy import Budget, check_delta, check_epsilon, format_up
 from sordina.random import generator, releasable
-from sordina.tables.discover import stability_threshold
 
 COLUMNS = ("age", "education", "occupation", "relationship", "hours_per_week")
 SECRET = "income"
@@ -43,9 +42,8 @@ def linkage_study(
 ) -> ReleaseStudy:
     """How many rows can be joined to one name; how many people of a k-anonymous table still have no secret; and ours.
 
-    Ours is the table of counts over the same columns: discrete Laplace noise on every cell that occurs, cells below the
-    stability threshold left out. One row changes one count by one, and a cell of one row is shown with chance at
-    most delta: (epsilon, delta)-DP (`sordina.tables.discover`). A row is linked if it is alone in a cell that is shown.
+    Ours is `sordina.statistics.Table.count` by the same columns, whose values nobody listed: cells are shown only where
+    their noisy count passes the stability threshold. A row is linked if it is alone in a cell that is shown.
 
     Args:
         table: Columns of equal length; UCI Adult if left out.
@@ -128,8 +126,18 @@ def _banded(values: Sequence[Any], width: int) -> Sequence[Any]:
 def _linked_in_ours(
     table: Table, columns: Sequence[str], epsilon: float, delta: float, rng: np.random.Generator
 ) -> int:
-    counts = Counter(_cells(table, columns))
-    true = np.array(list(counts.values()), np.int64)
-    noisy = DiscreteLaplace(1, epsilon).release(true, rng)
-    shown = noisy >= stability_threshold(epsilon, delta)
-    return int((shown & (true == 1)).sum())
+    """How many rows are alone in a cell that our table of counts shows."""
+    texts = {name: [str(value) for value in table[name]] for name in columns}
+    schema = {"columns": {name: {"kind": "category"} for name in columns}}
+    release = statistics.Table(_frame(texts), schema=schema, budget=Budget(epsilon, delta), seed=rng)
+    shown = set(map(tuple, release.count(by=list(columns)).release().groups))
+    counts = Counter(_cells(texts, columns))
+    return sum(count == 1 and cell in shown for cell, count in counts.items())
+
+
+def _frame(columns: Table) -> Any:
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise InvalidInput("tables in memory need pandas: pip install 'sordina[tables]'.") from error
+    return DataFrame(dict(columns))

@@ -78,31 +78,36 @@ def toss_words(chance: int, words: int, rng: np.random.Generator) -> Words:
 
 
 def _toss_block(chance: int, out: Words, stream: BitStream) -> None:
-    drawn = np.empty_like(out)
+    drawn, spare = np.empty_like(out), np.empty_like(out)
     undecided = np.full_like(out, _ALL)
     out[:] = 0
     for place in range(8):
         stream.fill(drawn.data.cast("B"))
-        _compare(chance >> (BITS - 1 - place) & 1, drawn, undecided, out)
+        undecided, spare = _compare(chance >> (BITS - 1 - place) & 1, drawn, undecided, out, spare)
     left = undecided.nonzero()[0]
-    some, open_ = out[left], undecided[left]
+    some, open_, spare = out[left], undecided[left], spare[left]
     for place in range(8, BITS):
         if not open_.any():
             break
         further = np.empty_like(open_)
         stream.fill(further.data.cast("B"))
-        _compare(chance >> (BITS - 1 - place) & 1, further, open_, some)
+        open_, spare = _compare(chance >> (BITS - 1 - place) & 1, further, open_, some, spare)
     out[left] = some
 
 
-def _compare(bit: int, drawn: Words, undecided: Words, result: Words) -> None:
-    """One bit: a drawn 0 against a 1 of the chance is below it (true), a drawn 1 against a 0 is above it (false)."""
-    if bit:
-        undecided_and_drawn = undecided & drawn
-        result |= undecided ^ undecided_and_drawn
-        undecided[:] = undecided_and_drawn
-    else:
-        undecided &= ~drawn
+def _compare(bit: int, drawn: Words, undecided: Words, result: Words, spare: Words) -> tuple[Words, Words]:
+    """One bit of 64 numbers a word: what is still undecided, and memory to use next.
+
+    Against a 1 of the chance a drawn 0 is below it (true). Against a 0 a number whose bit is 1 is above it (false);
+    there ``drawn`` stands for the complement of the numbers' bits, which is as fair.
+    """
+    if not bit:
+        undecided &= drawn
+        return undecided, spare
+    np.bitwise_and(undecided, drawn, out=spare)
+    undecided ^= spare
+    result |= undecided
+    return spare, undecided
 
 
 def column_sums(words: Words, columns: int) -> Integers:
@@ -116,6 +121,11 @@ def column_sums(words: Words, columns: int) -> Integers:
         columns: How many bits count.
     """
     rows = len(words)
+    block = max(48, (_WORDS_AT_ONCE * 4) // max(1, words.shape[1]))
+    if rows > 2 * block:
+        parts = (column_sums(words[start : start + block], columns) for start in range(0, rows, block))
+        summed: Integers = np.sum(list(parts), axis=0, dtype=np.int64)
+        return summed
     if rows < 48:
         bits = np.unpackbits(words.view(np.uint8).reshape(rows, -1), axis=1, count=columns, bitorder="little")
         counts: Integers = bits.sum(axis=0, dtype=np.int64)

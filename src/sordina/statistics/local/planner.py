@@ -28,7 +28,7 @@ class Frequency:
     """How common each of ``values`` values is, asked with the protocol of least error, or with a named one.
 
     All errors fall with the square root of the number of people, so one protocol is best for any number. Of protocols
-    within 0.5 % of the least error the one with the shortest answers is taken.
+    within 0.1 % of the least error the one with the shortest answers is taken.
 
     >>> survey = Frequency(values=4, epsilon=2.0)
     >>> survey.name, round(survey.error(people=10_000), 4)
@@ -66,7 +66,7 @@ class Frequency:
     def candidates(self) -> tuple[FrequencyProtocol, ...]:
         """Every protocol, the one to choose first."""
         made = sorted((self._made(name) for name in PROTOCOLS), key=lambda one: one.error(1))
-        near = [one for one in made if one.error(1) <= 1.005 * made[0].error(1)]
+        near = [one for one in made if one.error(1) <= 1.001 * made[0].error(1)]
         first = min(near, key=lambda one: one.bits)
         return (first, *(one for one in made if one is not first))
 

@@ -32,7 +32,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 -'."
 OTHER = "?"
 """What every character that is not in the alphabet becomes."""
 _LOW = np.uint64(0xFFFFFFFF)
-_PAIRS_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 14
+"""Answers that are compared with a candidate at once: what fits near the processor."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +209,26 @@ class CommonStrings:
         return np.unique(result)
 
     def _support(self, mine: Words, candidates: Integers) -> Integers:
-        hashes, answers = np.ascontiguousarray(mine[:, 1:4].T), mine[:, 4]
+        """How many answers support each: ``a_1 x_1 + a_2 x_2 + b - (y << (64 - k)) mod 2^64 < 2^(64 - k)``."""
+        first, second, offset, answer = (np.ascontiguousarray(column) for column in mine[:, 1:].T)
+        shift = np.uint64(64 - self.hash_bits)
+        offset = offset - (answer << shift)
+        limit = np.uint64(1) << shift
         counts = np.zeros(len(candidates), np.int64)
-        block = max(1, _PAIRS_AT_ONCE // max(1, len(candidates)))
-        codes = candidates.astype(np.uint64)[None, :]
-        for start in range(0, len(mine), block):
-            part = slice(start, start + block)
-            supported = self._hash(hashes[:, part, None], codes) == answers[part, None]
-            counts += supported.sum(axis=0)
+        mixed, other = np.empty((2, _AT_ONCE), np.uint64)
+        below = np.empty(_AT_ONCE, np.bool_)
+        for start in range(0, len(mine), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            a, c, b = first[part], second[part], offset[part]
+            sums, more, flags = mixed[: len(a)], other[: len(a)], below[: len(a)]
+            for place, code in enumerate(candidates.tolist()):
+                np.multiply(a, np.uint64(code & 0xFFFFFFFF), out=sums)
+                if code >> 32:
+                    np.multiply(c, np.uint64(code >> 32), out=more)
+                    np.add(sums, more, out=sums)
+                np.add(sums, b, out=sums)
+                np.less(sums, limit, out=flags)
+                counts[place] += np.count_nonzero(flags)
         return counts
 
     def error(self, people: int) -> float:
