@@ -328,7 +328,7 @@ def test_record_level_training_hides_a_record_and_its_noise_is_right():
     that is not finite adds nothing; a client without rows sends the same noise."""
     from sordina.federated import losses
     from sordina.federated.algorithms.algorithm import LocalSteps
-    from sordina.federated.clients.private_training import PrivateLocalTraining
+    from sordina.federated.algorithms.private_training import PrivateLocalTraining
     from sordina.federated.objective import of_module
     from sordina.federated.population import Population
     from sordina.sampling import Poisson

@@ -247,7 +247,21 @@ def audit_training(
     seed: int | None = None,
     progress: Progress = silent,
 ) -> AttackResult:
-    """Audit training at a budget, by name: what ``sordina audit canaries`` was asked for."""
+    """Audit training at a budget, by name: what ``sordina audit canaries`` was asked for.
+
+    Args:
+        epsilon: The budget that the audited training claims.
+        delta: Its delta.
+        rate: Sampling rate of a step; 1 takes all records.
+        steps: Private steps of each training.
+        runs: Trainings with one canary, half of them without it.
+        one_run: Instead: one training with so many canaries, each in by a coin.
+        clipping: A policy's name.
+        plant: A fault to be found, by name.
+        confidence: Of the lower bound.
+        seed: Makes the audit repeatable.
+        progress: Told of every training.
+    """
     check_confidence(confidence)
     rng = random.generator(seed)
     plan = make_plan(Budget(epsilon, delta), Poisson(rate * _POPULATION, _POPULATION), steps)

@@ -226,13 +226,22 @@ def audit_run(
 ) -> Audit:
     """Attack the model of a run: what it was trained on against the rest of the training file, or the test set.
 
-    A federation on data of its own (a Flower app, a `FederatedTrainer` with a folder) does not hold them: its ``task``,
-    a Python file with a function ``model()``, says what was trained, and ``members`` and ``non_members`` are .npz files
-    of ``x`` and ``y``.
-
     Only a run that left rows out by chance (`sordina train --rows`) can be refuted: a test file is another group of
-    people. At most ``rows`` of each are looked at. Shadow models train without privacy on as many rows as there are
-    members here, for as many epochs and with the same batches as the run.
+    people. Shadow models train without privacy on as many rows as there are members here, for as many epochs and with
+    the same batches as the run. A federation on data of its own (a Flower app, a `FederatedTrainer` with a folder) does
+    not hold them: ``task``, ``members`` and ``non_members`` bring them.
+
+    Args:
+        folder: The run's folder.
+        attacks: Names of `ATTACKS`.
+        rows: The most members and non-members to look at.
+        shadows: How many shadow models, for attacks that use them.
+        confidence: That of all bounds together.
+        seed: Makes the audit repeatable.
+        progress: Told of every shadow model.
+        task: A Python file with a function ``model()`` that builds what was trained; it is executed.
+        members: An .npz file of ``x`` and ``y`` that were trained on.
+        non_members: One of rows that were not.
     """
     if rows < 10:
         raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
@@ -240,7 +249,6 @@ def audit_run(
     if members is not None or non_members is not None or task is not None:
         if members is None or non_members is None or task is None:
             raise InvalidInput("task, members and non_members go together: what was trained, who was in, who was not.")
-
         subject = open_with(Path(folder), Path(task), Path(members), Path(non_members))
     else:
         subject = open_subject(Path(folder))
@@ -290,7 +298,13 @@ def claim_of(privacy: dict[str, Any]) -> Guarantee:
 
 
 def write_audit(found: Audit, folder: str | Path, facts: dict[str, Any] | None = None) -> Path:
-    """Write ``audit.json`` (or ``facts`` by that name), ``roc.png``, ``epsilon.png`` and what else there is to see."""
+    """Write ``audit.json``, ``roc.png``, ``epsilon.png`` and what else there is to see; returns the folder.
+
+    Args:
+        found: The audit.
+        folder: Where to; the run's own, as a rule.
+        facts: What ``audit.json`` says, where that is more than the audit itself.
+    """
     folder = Path(folder)
     private_files.make_folder(folder)
     private_files.write(folder / "audit.json", (json.dumps(facts or found.to_dict()) + "\n").encode())

@@ -12,7 +12,7 @@ import numpy as np
 from sordina.accounting import Event, Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining
-from sordina.federated.clients.private_training import PrivateLocalTraining
+from sordina.federated.algorithms.private_training import PrivateLocalTraining
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.population import ClientSelection, ClientsInTurn
 from sordina.federated.privacy.accounts import Leakage
