@@ -114,6 +114,21 @@ def test_the_ledger_books_before_reading(tmp_path):
         complete_privately(draft_schema(frame), frame, budget=sd.Budget(0.1, 1e-6), ledger=ledger)
 
 
+def test_a_table_that_cannot_be_read_costs_nothing(tmp_path):
+    """It had locked the whole epsilon, without naming the cure."""
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("patients", sd.Budget(1, 1e-5))
+    frame = table(100)
+    torn = tmp_path / "torn.csv"
+    frame.to_csv(torn, index=False)
+    torn.write_text(torn.read_text() + "1\n")
+    with pytest.raises(InvalidInput, match="fields"):
+        complete_privately(
+            draft_schema(frame), torn, budget=sd.Budget(0.4, 1e-6), ledger=ledger, dataset_budget="patients"
+        )
+    assert ledger.spends() == {}
+
+
 def test_refusals():
     complete = Schema.load({"columns": {"a": {"kind": "number", "low": 0, "high": 1}}})
     with pytest.raises(InvalidInput, match="nothing open"):

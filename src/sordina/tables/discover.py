@@ -183,8 +183,12 @@ class Discovery:
             reading: ``encoding`` and ``separator`` of a CSV file.
         """
         rng = generator(rng)
+        return self._filled(_one_row_each(table, self.schema, rng, reading), rng)
+
+    def _filled(self, columns: Iterable[tuple[ColumnSchema, NDArray[Any]]], rng: np.random.Generator) -> Schema:
+        """The schema, with what the open ``columns`` hold filled in."""
         schema = self.schema
-        for column, raw in _one_row_each(table, schema, rng, reading):
+        for column, raw in columns:
             if column.kind is ColumnKind.CATEGORY:
                 found = replace(column, values=self._values(raw, column, rng))
             else:
@@ -266,7 +270,7 @@ def complete_privately(
     encoding: str = "utf-8",
     separator: str = ",",
 ) -> tuple[Schema, Guarantee]:
-    """Fill in what ``schema`` leaves open, within ``budget``, booked in ``ledger`` before a row is read.
+    """Fill in what ``schema`` leaves open, within ``budget``, booked in ``ledger`` before anything is released.
 
     Args:
         schema: With ranges or categories left open.
@@ -283,9 +287,12 @@ def complete_privately(
         raise InvalidInput("a ledger and the name of its data set go together: state both, or neither.")
     if ledger is None or dataset_budget is None:
         return plan.release(table, rng, encoding=encoding, separator=separator), plan.guarantee
+    ledger.check(dataset_budget, plan.event, unit=plan.unit)
+    rng = generator(rng)
+    columns = list(_one_row_each(table, schema, rng, {"encoding": encoding, "separator": separator}))
     what = f"schema: {len(schema.unfilled)} ranges or lists of categories"
     with ledger.reserve(dataset_budget, plan.event, what=what, unit=plan.unit) as reservation:
-        found = plan.release(table, rng, encoding=encoding, separator=separator)
+        found = plan._filled(columns, rng)
         reservation.settle()
     return found, plan.guarantee
 
