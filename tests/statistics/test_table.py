@@ -299,3 +299,13 @@ def test_a_record_that_a_report_shows(tmp_path):
     assert found.runs[0].claim.epsilon == record["epsilon"]
     with pytest.raises(InvalidInput, match="not empty"):
         write_release(tmp_path / "out", asked, ())
+
+
+def test_a_release_needs_no_torch_and_finds_its_neighbours():
+    code = """
+import sys, sordina as sd
+sd.statistics.Table, sd.statistics.local.Frequency, sd.statistics.shuffle
+import sordina.cli.release
+assert "torch" not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
