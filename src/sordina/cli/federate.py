@@ -97,6 +97,22 @@ def federate(
     engine: Annotated[
         str, typer.Option(help="in-process, or flower: every client a node of Flower's simulation.")
     ] = "in-process",
+    topology: Annotated[
+        str | None, typer.Option(help="Without a server: gossip, walk or decor (budget by --epsilon and --delta).")
+    ] = None,
+    graph: Annotated[
+        str,
+        typer.Option(
+            help="Of a topology: complete, ring, grid, exponential, erdos-renyi:P, k-out:K or a FILE of edges."
+        ),
+    ] = "exponential",
+    gossip_rounds: Annotated[
+        int | None, typer.Option(help="Rounds of averaging in a step of gossip; else as many as the graph needs.")
+    ] = None,
+    accelerated: Annotated[bool, typer.Option("--accelerated", help="Chebyshev's weights in gossip.")] = False,
+    protect: Annotated[
+        str, typer.Option(help="worst: no pair is above epsilon; mean: only the mean over pairs is at it (gossip).")
+    ] = "worst",
     out: Annotated[Path | None, typer.Option(help="Folder for metrics, guarantee, models and figures.")] = None,
     ledger: Annotated[
         str | None, typer.Option(help="Ledger file or URL, for central, local or record privacy.")
@@ -113,17 +129,39 @@ def federate(
     --out runs/f`
     """
     from sordina.cli.booking import booked_on
-    from sordina.cli.output import rounds_bar, say, say_json
+    from sordina.cli.output import rounds_bar
     from sordina.errors import InvalidInput
     from sordina.federated import recipe as recipes
     from sordina.federated import record, run_keeper
     from sordina.federated.round import RoundView
-    from sordina.privacy import format_up
 
+    if out is None and (resume or ledger or dataset_budget):
+        raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")
+    books = booked_on(ledger, dataset_budget)
     name, options, table_records = _tables(
         data, schema, privacy, client_column=client_column, test=test, test_share=test_share, model=model,
         encoding=encoding, separator=separator,
     )  # fmt: skip
+    if topology is not None:
+        from sordina.federated.decentralized.peer_run import peer_problem, run_peers
+        from sordina.federated.decentralized.peer_training import PeerSettings
+
+        if resume or privacy is not None:
+            raise InvalidInput(
+                "--topology has a privacy of its own and cannot be resumed: leave --privacy and --resume out."
+            )
+        settings = PeerSettings(
+            topology, graph, rounds or 30, epsilon, delta, threshold, local_rate or 0.5, gossip_rounds, accelerated,
+            protect, honest_share, seed=seed,
+        )  # fmt: skip
+        with rounds_bar(name, settings.rounds, shown=not as_json) as tick:
+            _, facts = run_peers(
+                settings, peer_problem(name, settings, options), data=name, folder=out, ledger=books,
+                dataset=dataset_budget,
+                observe=tick,
+            )  # fmt: skip
+        _tell(facts, out, as_json)
+        return
     recipe = recipes.FederatedRecipe(
         name, strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise=noise, radius=radius,
         leakage_limit=leakage_limit, epsilon=epsilon, delta=delta, clipping=clipping, threshold=threshold,
@@ -133,9 +171,6 @@ def federate(
         window=window, seed=seed, engine=engine, aggregate=aggregate,
         compress=compress, dropout=dropout, late=late, hostile=hostile, inner_rate=inner_rate, prune=prune,
     )  # fmt: skip
-    if out is None and (resume or ledger or dataset_budget):
-        raise InvalidInput("--resume, --ledger and --dataset-budget belong to a run's folder: name it with --out.")
-    books = booked_on(ledger, dataset_budget)
     with rounds_bar(
         recipe.data, recipes.DATASET_DEFAULTS[name].rounds if rounds is None else rounds, shown=not as_json
     ) as tick:
@@ -149,13 +184,25 @@ def federate(
             facts = run_keeper.federate_into(
                 out, recipe, resume=resume, ledger=books, dataset=dataset_budget, observe=observe
             )
+    _tell(facts, out, as_json)
+
+
+def _tell(facts: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    from sordina.cli.output import say, say_json
+    from sordina.privacy import format_up
+
     if as_json:
         say_json(facts)
         return
     for name, value in facts.items():
-        if name not in ("accounts", "fairness", "guarantee", "hypotheses", "leakage"):
+        if name not in ("accounts", "epsilon_by_distance", "fairness", "guarantee", "hypotheses", "leakage"):
             shown = format_up(value, 6) if isinstance(value, float) else value
             say(f"{name:>20}  {shown}")
+    for one in facts.get("epsilon_by_distance", ())[:12]:
+        say(
+            f"{'at distance ' + format(one['distance'], 'g'):>20}  epsilon {format_up(one['mean'], 4)} on average, "
+            f"{format_up(one['largest'], 4)} at most"
+        )
     say(facts["guarantee"])
     if out is not None:
         say(f"Saved in {out}.")

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         SubFedAvg,
     )
     from sordina.federated.decentralized.gopa import GOPA
+    from sordina.federated.decentralized.peer_run import GossipTrainer
     from sordina.federated.forecast import Forecast
     from sordina.federated.privacy.central import CentralDP
     from sordina.federated.privacy.distributed import DistributedDP
@@ -69,6 +70,7 @@ _NAMES: dict[str, str] = {
     "DistributedDP": "sordina.federated.privacy.distributed",
     "FederatedPrivacy": "sordina.federated.privacy.placement",
     "GOPA": "sordina.federated.decentralized.gopa",
+    "GossipTrainer": "sordina.federated.decentralized.peer_run",
     "LocalDP": "sordina.federated.privacy.local",
     "MetricDP": "sordina.federated.privacy.metric",
     "NoPrivacy": "sordina.federated.privacy.placement",
@@ -91,6 +93,7 @@ __all__ = [
     "FederatedResult",
     "FederatedTrainer",
     "Forecast",
+    "GossipTrainer",
     "GraphRegularised",
     "LocalDP",
     "MeanRegularised",

@@ -1,0 +1,77 @@
+"""What the course shows of learning without a server: gossip by distance, walks by the number of parties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sordina.accounting import Gaussian, Repeated, noise_multiplier
+from sordina.federated.decentralized.gossip import GossipPlan, pair_losses, published_bound
+from sordina.federated.decentralized.graphs import named
+from sordina.federated.decentralized.walk import walk_noise
+from sordina.privacy import Budget
+from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
+
+NOTICED = 1e-3
+"""Smaller losses, in units of local privacy's, are not compared."""
+
+
+def muffliato(job: Job) -> ExperimentFindings:
+    """Privacy loss by distance in several graphs: exact, and the published sum over single messages."""
+    given = job.settings
+    values, curves, errors = [], [], []
+    for name, rounds in given["graphs"].items():
+        plan = GossipPlan(named(name, given["parties"], np.random.default_rng(0)), rounds)
+        observers = list(range(0, given["parties"], max(1, given["parties"] // given["observers"])))
+        exact, published = pair_losses(plan, observers), published_bound(plan, observers)
+        distances = np.stack([plan.graph.distances(one) for one in observers])
+        away = np.unique(distances[distances > 0])
+        means = [float(exact[distances == d].mean()) for d in away]
+        sums = [float(published[distances == d].mean()) for d in away]
+        curves += [
+            PlottedCurve(name, away.tolist(), means),
+            PlottedCurve(f"{name}, published", away.tolist(), sums, reference=True),
+        ]
+        others = distances > 0
+        above = others & (exact > published * (1 + 1e-6)) & (exact > NOTICED)
+        note = f"{rounds} rounds; exact is above the published sum for {above.sum() / others.sum():.1%} of pairs"
+        what = {"graph": name, "quantity": "mean loss over pairs / local privacy's"}
+        values.append(Value(what, float(exact[others].mean()), None, float(published[others].mean()), note=note))
+        what = {"graph": name, "quantity": f"largest exact / published, of losses above {NOTICED:g}"}
+        loud = others & (exact > NOTICED)
+        values.append(Value(what, float((exact[loud] / published[loud]).max())))
+        errors.append(PlottedCurve(name, list(range(rounds + 1)), [plan.error(k) for k in range(rounds + 1)]))
+    panels = [
+        Panel("Privacy loss by distance", "distance", "mu^2 sigma^2 / S^2", curves, log_y=True),
+        Panel("Error of a party's estimate", "rounds", "mean squared error / sigma^2", errors, log_y=True),
+    ]
+    remarks = [
+        "Losses are mu^2 at noise and sensitivity 1: local privacy is 1. Messages carry noise of a fiftieth of sigma.",
+        "The published bound (Theorem 1 of Cyffers et al. 2022, as we read it) adds up what single messages tell. "
+        "Messages share noises, so together they can tell more: where the exact loss is above it, it is no bound.",
+    ]
+    return ExperimentFindings(f"{given['parties']} parties, no data", values, panels, [*remarks, *job.caveats])
+
+
+def random_walk(job: Job) -> ExperimentFindings:
+    """Noise against local privacy by the number of parties."""
+    given = job.settings
+    budget, contributions = Budget(given["epsilon"], given["delta"]), given["contributions"]
+    local = noise_multiplier(lambda x: Repeated(Gaussian(x), contributions), budget)
+    values, gains, trends = [], [], []
+    for n in given["parties"]:
+        noise = walk_noise(budget, n, contributions).noise_multiplier
+        gains.append(local / noise)
+        trends.append(math.sqrt(n) / math.log(n))
+        what = {"parties": str(n), "quantity": "noise of local privacy / noise of the walk"}
+        values.append(Value(what, gains[-1], None, trends[-1], note=f"noise multiplier {noise:.4g}, local {local:.4g}"))
+    curves = [
+        PlottedCurve("ours", given["parties"], gains),
+        PlottedCurve("sqrt(n) / ln(n)", given["parties"], trends, reference=True),
+    ]
+    panel = Panel("Random walk on the complete graph", "parties n", "gain over local privacy", curves, True, True)
+    remark = f"{contributions:,} contributions of each party, epsilon {budget.epsilon:g}, delta {budget.delta:g}."
+    return ExperimentFindings(
+        "accounting only", values, [panel], [remark, "The reference is a rate: its constant is open."]
+    )
