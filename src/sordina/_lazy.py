@@ -12,12 +12,13 @@ def lazily(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package: The package's name.
-        names: Its public names, and the modules they live in.
+        names: Its public names, and the modules they live in; a module of that name is meant itself.
     """
 
     def find(name: str) -> Any:
         if name in names:
-            return getattr(importlib.import_module(names[name]), name)
+            module = importlib.import_module(names[name])
+            return module if names[name] == f"{package}.{name}" else getattr(module, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find

@@ -1,7 +1,7 @@
 """Attack what was trained, and say what the attack proves: scores, ROC, and a lower bound on epsilon.
 
 `sordina.audit` attacks a model of anybody's, `audit_run` the model of a run's folder, `audit_training` private training
-itself with canaries. Names are loaded when first used.
+itself with canaries, `releases` what people publish of a table. Names are loaded when first used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sordina._lazy import lazily
 
 if TYPE_CHECKING:
+    from sordina.auditing import releases
     from sordina.auditing.audit import ATTACKS, AttackResult, Audit
     from sordina.auditing.bounds import LowerBound, OneRun, PairedRun, TwoRates
     from sordina.auditing.canaries import audit_training
@@ -26,6 +27,7 @@ __all__ = [
     "TwoRates",
     "audit_run",
     "audit_training",
+    "releases",
     "write_audit",
 ]
 
@@ -33,6 +35,7 @@ __getattr__ = lazily(
     __name__,
     {
         "ATTACKS": "sordina.auditing.audit",
+        "releases": "sordina.auditing.releases",
         "AttackResult": "sordina.auditing.audit",
         "Audit": "sordina.auditing.audit",
         "LowerBound": "sordina.auditing.bounds",

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from sordina.federated.decentralized.peer_run import GossipTrainer
     from sordina.federated.forecast import Forecast
     from sordina.federated.privacy.central import CentralDP
+    from sordina.federated.privacy.client_metrics import RandomizedMetrics
     from sordina.federated.privacy.distributed import DistributedDP
     from sordina.federated.privacy.local import LocalDP
     from sordina.federated.privacy.metric import MetricDP
@@ -74,6 +75,7 @@ _NAMES: dict[str, str] = {
     "LocalDP": "sordina.federated.privacy.local",
     "MetricDP": "sordina.federated.privacy.metric",
     "NoPrivacy": "sordina.federated.privacy.placement",
+    "RandomizedMetrics": "sordina.federated.privacy.client_metrics",
     "RecordDP": "sordina.federated.privacy.records",
 }
 
@@ -101,6 +103,7 @@ __all__ = [
     "MetricPFL",
     "NoPrivacy",
     "PerFedAvg",
+    "RandomizedMetrics",
     "RecordDP",
     "Scaffold",
     "SteadyMetricPFL",
