@@ -60,8 +60,8 @@ def test_what_is_no_run_is_refused_in_a_line(tmp_path):
 
 def test_reporting_needs_no_torch(run):
     code = (
-        "import sys; from sordina.reports import reading, writing; "
-        f"writing.write(reading.report([{str(run)!r}]), {str(run)!r}); assert 'torch' not in sys.modules"
+        "import sys; from sordina.reports import reading, rendering; "
+        f"rendering.write(reading.report([{str(run)!r}]), {str(run)!r}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

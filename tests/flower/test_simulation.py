@@ -26,7 +26,7 @@ from sordina.federated import recipe as recipes
 from sordina.federated.data import load
 from sordina.federated.engines.in_process import InProcess
 from sordina.federated.flower.simulation import simulated
-from sordina.federated.problem import Problem
+from sordina.federated.problem import FederatedProblem
 from sordina.federated.round import federate
 
 RECIPES = {
@@ -35,10 +35,10 @@ RECIPES = {
     "central": dict(strategy="fedavg", privacy="central", clipping="quantile"),
     "metric": dict(strategy="metric-pfl", noise=5.0, radius="public:0.5", leakage_limit=0.4),
 }
-problem = Problem.of(load("synthetic", np.random.default_rng(0), clients=6, validation=4))
+problem = FederatedProblem.of(load("synthetic", np.random.default_rng(0), clients=6, validation=4))
 
 def run(name, engine):
-    recipe = recipes.Recipe("synthetic", rounds=3, clients_per_round=4, seed=5, **RECIPES[name])
+    recipe = recipes.FederatedRecipe("synthetic", rounds=3, clients_per_round=4, seed=5, **RECIPES[name])
     setup = recipe.setup(6)
     method, limit = setup.method(problem.objective)
     engine = engine or InProcess(problem.train, limit=limit)
@@ -122,7 +122,7 @@ from sordina.federated import recipe as recipes
 def die(seen):
     os.kill(os.getpid(), signal.SIGKILL)
 
-recipes.run(recipes.Recipe("synthetic", "fedavg", privacy="central", rounds=3, engine="flower", seed=7,
+recipes.run(recipes.FederatedRecipe("synthetic", "fedavg", privacy="central", rounds=3, engine="flower", seed=7,
                            options={"clients": 6, "validation": 4}), die)
 """
 

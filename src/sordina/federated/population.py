@@ -44,10 +44,10 @@ def _mix(value: Any) -> Any:
 def shuffles(sizes: NDArray[np.int64], clients: NDArray[np.int64], order: RowOrder, epochs: int) -> NDArray[np.int64]:
     """``epochs`` permutations per client, shape (clients, epochs, largest size); entries beyond a size mean nothing.
 
-    >>> one = shuffles(np.array([4]), np.array([7]), Order(1, 2), 1)[0, 0]
+    >>> one = shuffles(np.array([4]), np.array([7]), RowOrder(1, 2), 1)[0, 0]
     >>> sorted(one.tolist())
     [0, 1, 2, 3]
-    >>> both = shuffles(np.array([6, 4]), np.array([3, 7]), Order(1, 2), 1)
+    >>> both = shuffles(np.array([6, 4]), np.array([3, 7]), RowOrder(1, 2), 1)
     >>> both[1, 0, :4].tolist() == one.tolist()
     True
     """
@@ -233,7 +233,7 @@ class ClientsInTurn:
     Leakage that composes by addition is then spread evenly, where fresh samples would hit some clients twice as often
     as others. A pass leaves out the ``size % batch`` clients that do not fill a round.
 
-    >>> seen = [InTurn(3, seed=1).draw(t, 7, np.random.default_rng(0)) for t in range(4)]
+    >>> seen = [ClientsInTurn(3, seed=1).draw(t, 7, np.random.default_rng(0)) for t in range(4)]
     >>> len(set(np.concatenate(seen[:2]))), len(set(np.concatenate(seen[2:])))
     (6, 6)
     """

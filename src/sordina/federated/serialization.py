@@ -155,7 +155,8 @@ def arrays_of_update(parcel: ClientUpdate) -> dict[str, NDArray[Any]]:
     """One client's parcel. Counts stay at home: a letter is from one client, so they say nothing.
 
     >>> import torch
-    >>> sorted(written(Parcel((torch.zeros(2), torch.tensor(1.0)), answered=1))), sorted(written(Parcel(withheld=1)))
+    >>> update = ClientUpdate((torch.zeros(2), torch.tensor(1.0)), answered=1)
+    >>> sorted(arrays_of_update(update)), sorted(arrays_of_update(ClientUpdate(withheld=1)))
     (['sum-0', 'sum-1'], ['withheld'])
     """
     for count, word in ((parcel.withheld, WITHHELD), (parcel.rejected, REJECTED)):

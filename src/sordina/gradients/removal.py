@@ -31,7 +31,7 @@ Run = Callable[[Any], list[Tensor]]
 class RemovalSchedule:
     """Random times: the first at once, the next soon, then more and more seldom, on average every ``every`` calls.
 
-    >>> schedule = Schedule(every=8)
+    >>> schedule = RemovalSchedule(every=8)
     >>> schedule.due(), sum(schedule.due() for _ in range(10_000)) > 800
     (True, True)
     """

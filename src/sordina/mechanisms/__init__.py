@@ -1,5 +1,10 @@
 """The mechanisms: each states its guarantee, its error bound, its density or probability, and the event it causes."""
 
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
 from sordina.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from sordina.mechanisms.exponential import Exponential
 from sordina.mechanisms.gaussian import GaussianMechanism
@@ -20,3 +25,13 @@ __all__ = [
     "RandomizedResponse",
     "SparseVector",
 ]
+
+_FORMER = {"Gaussian": GaussianMechanism, "Laplace": LaplaceMechanism}
+
+
+def __getattr__(name: str) -> Any:
+    """The names of 0.1, which events have too; they go with 0.4."""
+    if name not in _FORMER:
+        raise AttributeError(f"module 'sordina.mechanisms' has no attribute {name!r}")
+    warnings.warn(f"sordina.mechanisms.{name} is now {name}Mechanism.", DeprecationWarning, stacklevel=2)
+    return _FORMER[name]

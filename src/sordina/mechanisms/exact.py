@@ -227,7 +227,7 @@ class DyadicGrid:
     def under(scale: float, fineness: int = _FINENESS) -> DyadicGrid:
         """The grid whose step is ``2^-fineness`` of ``scale``, rounded down to a power of two.
 
-        >>> Grid.under(8.0).step == 2.0**-37
+        >>> DyadicGrid.under(8.0).step == 2.0**-37
         True
         """
         if not _RANGE[0] <= scale <= _RANGE[1]:

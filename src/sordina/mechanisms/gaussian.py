@@ -98,7 +98,7 @@ def _bracket(excess: Any) -> tuple[float, float]:
 class GaussianMechanism:
     """Adds Gaussian noise to a value whose L2 distance between neighbours is at most ``sensitivity``.
 
-    >>> mechanism = Gaussian(sensitivity=1, epsilon=1, delta=1e-5)
+    >>> mechanism = GaussianMechanism(sensitivity=1, epsilon=1, delta=1e-5)
     >>> round(mechanism.noise_multiplier, 3)
     3.731
 

@@ -20,7 +20,7 @@ from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon, ch
 class LaplaceMechanism:
     """Adds Laplace noise to a number, array or tensor whose L1 distance between neighbours is at most ``sensitivity``.
 
-    >>> mechanism = Laplace(sensitivity=1, epsilon=0.5)
+    >>> mechanism = LaplaceMechanism(sensitivity=1, epsilon=0.5)
     >>> mechanism.scale
     2.0
     >>> round(mechanism.error_bound(0.95), 2)

@@ -25,6 +25,8 @@ _STATES: list[Any] = [
     online.OnlineState, quantile.QuantileState, sector.SectorState, trailing.TrailingState, RateState,
     SteadyState, DistanceState,
 ]  # fmt: skip
+_FORMER = {RateState: "rate", SteadyState: "rate", DistanceState: "distance"}
+"""Where these classes lived in 0.1: its checkpoints name them so."""
 
 
 def atomically(path: Path, write: Any) -> None:
@@ -93,7 +95,8 @@ def restore(private: Private, run_id: str, content: bytes, claimed: int) -> None
 def _read(private: Private, content: bytes) -> dict[str, Any]:
     """The state in ``content``, by a reader that runs no code; the policies' and rates' own states are known to it."""
     own = [type(one) for one in (*private.private_step.states, private.rate_state) if one is not None]
-    state = read_tensors(content, [*_STATES, *own])
+    former = [(kind, f"sordina.training.{module}.{kind.__name__}") for kind, module in _FORMER.items()]
+    state = read_tensors(content, [*_STATES, *own, *former])
     if state is None or not {"format", "run"} <= state.keys():
         raise InvalidInput("the checkpoint is damaged.")
     return state

@@ -93,7 +93,7 @@ class PartOfGrid:
     For reproductions that know from elsewhere where a large grid is good. What they find is at most what the whole grid
     would have found.
 
-    >>> part = Part(Grid({"rho": (0.1, 1.0), "C": (1.0, 10.0)}), ({"rho": 0.9, "C": 12.0},))
+    >>> part = PartOfGrid(Grid({"rho": (0.1, 1.0), "C": (1.0, 10.0)}), ({"rho": 0.9, "C": 12.0},))
     >>> part.configurations(), part.runs
     ([{'rho': 1.0, 'C': 10.0}], 4)
     """
