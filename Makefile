@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev,docs,federated,llm,tables
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test check bench docs storm random-models supported-models sklearn-older clean
+.PHONY: demo test test-fast check bench docs storm random-models supported-models sklearn-older clean
 .DELETE_ON_ERROR:
 
 # torch first and pinned: without the pin pip takes gigabytes of CUDA.
@@ -24,6 +24,14 @@ demo: $(VENV)/.ready-federated
 # One thread per process: two processes with two threads each spend their time waiting for one another.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 src tests
+
+# About two minutes on two cores: the laws of the house, every contract, and one pass through every room.
+FAST := tests/architecture tests/contracts tests/clipping tests/mechanisms/test_contract.py tests/random tests/run_folder tests/tables \
+        tests/models tests/fairness tests/words tests/accounting/test_contract.py tests/training/test_step.py \
+        tests/training/test_trainer.py tests/gradients/test_against_autograd.py tests/federated/test_run.py \
+        tests/tuning/test_space.py tests/auditing/test_bounds.py tests/reports/test_page.py tests/cli/test_output.py
+test-fast: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(FAST)
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

@@ -92,6 +92,18 @@ def test_every_room_stands_on_a_floor():
     assert rooms - WORDS == set().union(*FLOORS)
 
 
+def drawing() -> str:
+    """The law as ARCHITECTURE.md draws it: floors from the bottom up, without what is not public."""
+    floors = [sorted(room for room in rooms if not room.startswith("_")) for rooms in FLOORS]
+    drawn = [f"{{{', '.join(rooms)}}}" if len(rooms) > 1 else rooms[0] for rooms in floors]
+    return " <- ".join(["words", *drawn])
+
+
+def test_the_drawing_in_the_architecture_is_this_list():
+    page = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+    assert drawing() in " ".join(page.split()), f"ARCHITECTURE.md should draw: {drawing()}"
+
+
 def test_the_law_has_teeth():
     assert not verdict("clipping", "gradients")
     assert not verdict("accounting", "cli")

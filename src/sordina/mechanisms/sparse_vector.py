@@ -59,7 +59,7 @@ class SparseVector:
         if not math.isfinite(self.threshold):
             raise InvalidInput(f"threshold must be finite, got {self.threshold}.")
         if not 0 < min(self._shares) < math.inf:
-            raise InvalidInput(f"epsilon {self.epsilon:.3g} is too small to be shared among {self.limit} answers.")
+            raise InvalidInput(f"epsilon {self.epsilon} is too small to be shared among {self.limit} answers.")
         self._units(self.query_scale)
         if abs(self.threshold) > _FAR * self.grid.step:
             raise InvalidInput(f"threshold {self.threshold} is too far out for noise of this scale.")
