@@ -17,7 +17,17 @@ __all__ = ["Fairness", "Group", "measure"]
 
 @dataclass(frozen=True)
 class Group:
-    """How one group fares. A rate is None where nobody it speaks of exists."""
+    """How one group fares. A rate is None where nobody it speaks of exists.
+
+    Args:
+        name: The group.
+        count: Its rows.
+        positives: Its rows whose label is positive.
+        accuracy: The share of right decisions.
+        selection_rate: The share of positive decisions.
+        true_positive_rate: Of the positive labels, the share decided positive.
+        false_positive_rate: Of the negative labels, the share decided positive.
+    """
 
     name: str
     count: int
@@ -30,7 +40,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Fairness:
-    """The differences between the groups; None where fewer than two groups have the rate."""
+    """The differences between the groups; None where fewer than two groups have the rate.
+
+    Args:
+        demographic_parity_difference: The largest difference of selection rates.
+        equalized_odds_difference: The larger difference of the two error rates.
+        equal_opportunity_difference: The largest difference of true positive rates.
+    """
 
     demographic_parity_difference: float | None
     equalized_odds_difference: float | None
@@ -51,6 +67,9 @@ def measure(
     """Compare groups on decisions ``y_pred`` in {0, 1}; groups of fewer than ``smallest`` rows are left out.
 
     ``names[code]`` names a group if ``groups`` holds codes.
+
+    Args:
+        y_true: The labels, 0 or 1.
 
     >>> fair = measure([1, 0, 1, 0] * 5, [1, 0, 0, 0] * 5, [0, 0, 1, 1] * 5, names=("a", "b"))
     >>> fair.demographic_parity_difference, fair.equal_opportunity_difference

@@ -21,6 +21,12 @@ class Plan:
     """What a training run will do to the data, decided before it touches the data.
 
     All fields are public. ``noise_multiplier`` is relative to the sensitivity of a step under the sampler's adjacency.
+
+    Args:
+        steps: How many steps.
+        budget: What they may spend.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
     """
 
     sampler: Sampler
@@ -114,6 +120,10 @@ def make_plan(
     """The plan that spends ``budget``: its noise is the least that the accountant allows.
 
     A ``noise_multiplier`` given by the caller is kept, and refused when it would overspend the budget.
+
+    Args:
+        sampler: Who takes part in a step.
+        unit: Whose data the guarantee speaks of: a record or a person.
 
     >>> from sordina.sampling import Poisson
     >>> plan = make_plan(Budget(3, 1e-5), Poisson(512, 60000), steps=1170)

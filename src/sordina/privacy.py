@@ -151,7 +151,13 @@ class Budget:
 @checked
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) with everything that gives the numbers their meaning."""
+    """(epsilon, delta) with everything that gives the numbers their meaning.
+
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+    """
 
     epsilon: float
     delta: float

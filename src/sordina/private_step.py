@@ -102,6 +102,10 @@ class PrivateStep:
 
     ``sizes`` are the lengths of the parts' vectors. Until `finish` the policies keep the state with which every tape of
     the batch was clipped.
+
+    Args:
+        plan: What a step may cost.
+        team: The processes that train together.
     """
 
     def __init__(self, plan: Plan, parts: Sequence[Part], sizes: Sequence[int], team: Team | None = None) -> None:

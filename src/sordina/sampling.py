@@ -151,6 +151,9 @@ class Users:
     choice where there are more), padded with -1. The engine clips all rows of one user as one vector, so one person
     changes a sum by no more than one row would.
 
+    Args:
+        owners: The owner of every row.
+
     >>> Users(np.array([7, 7, 9]), rows_per_user=2).rows(np.array([1, 0]), np.random.default_rng(0))
     array([[ 2, -1], [ 0,  1]])
     """

@@ -42,6 +42,10 @@ def noise_multiplier(
 
     0 if the event costs nothing at any noise, or if the budget is infinite.
 
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+
     >>> from sordina.accounting.events import Gaussian
     >>> round(noise_multiplier(Gaussian, Budget(1.0, 1e-5)), 2)
     3.73

@@ -146,7 +146,11 @@ class PoissonSampled:
 
 @dataclass(frozen=True)
 class GroupSampled:
-    """``event`` on a Poisson sample, for ``size`` units at once: each takes part independently, all come and go."""
+    """``event`` on a Poisson sample, for ``size`` units at once: each takes part independently, all come and go.
+
+    Args:
+        rate: The probability with which a unit takes part.
+    """
 
     rate: float
     size: int
@@ -295,7 +299,11 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Event:
-    """The event that `to_dict` pictured; refuses anything else."""
+    """The event that `to_dict` pictured; refuses anything else.
+
+    Args:
+        data: What `to_dict` gave.
+    """
     try:
         kind = _KINDS[data["kind"]]
         arguments: dict[str, Any] = {}

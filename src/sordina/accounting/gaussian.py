@@ -46,6 +46,9 @@ def joint(noise_multiplier: float, inflation: float = 0.01) -> tuple[float, floa
 
     ``nu_g = (1 + inflation) nu``, and ``nu_q`` is what ``nu^-2 = nu_g^-2 + nu_q^-2`` leaves.
 
+    Args:
+        noise_multiplier: Standard deviation over sensitivity.
+
     >>> [round(value, 3) for value in joint(1.0, 0.01)]
     [1.01, 7.124]
     """
@@ -58,6 +61,10 @@ def joint(noise_multiplier: float, inflation: float = 0.01) -> tuple[float, floa
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """``Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s)``, Balle and Wang 2018, Theorem 8, rounded up.
+
+    Args:
+        noise_multiplier: Standard deviation over sensitivity.
+        epsilon: The epsilon at which delta is wanted.
 
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937

@@ -80,6 +80,10 @@ def group_epsilon(
 
     Else the least ``s eps`` with ``s e^((s-1) eps) delta_1 <= delta``, (eps, delta_1) being the guarantee of one unit.
 
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+
     >>> group_epsilon(PureDP(0.5), 0.0, 3)
     1.5
     """

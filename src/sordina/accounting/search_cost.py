@@ -32,7 +32,15 @@ _LAWS = {0.0: "logarithmic", 1.0: "geometric", POISSON: "Poisson"}
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """How to spend one budget on a whole search."""
+    """How to spend one budget on a whole search.
+
+    Args:
+        method: How the runs are composed.
+        runs: How many runs there are.
+        noise_multiplier: The noise of every run.
+        reason: Why this method.
+        noise_by_method: The noise that each method would have needed.
+    """
 
     method: str
     runs: int
@@ -68,6 +76,10 @@ def search_noise(
     ``make_event(noise)`` is one run. ``selection`` is what choosing among the released runs costs, once (composition);
     ``score`` is what the score of a run costs, every time (random stopping). ``etas`` are the laws of the number of
     runs to choose from (see `stopping`); those with a small eta are cheaper but often stop after very few runs.
+
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
     """
     if isinstance(runs, bool) or runs != int(runs) or runs < 1:
         raise InvalidInput(f"runs must be a whole number of at least 1, got {runs}.")

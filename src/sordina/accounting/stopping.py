@@ -55,7 +55,12 @@ def stopping(event: Event, mean: float, eta: float = 1.0) -> RandomStopping:
 
 
 def draw_runs(stop: RandomStopping, generator: np.random.Generator) -> int:
-    """How often to run: K, by inversion of its distribution."""
+    """How often to run: K, by inversion of its distribution.
+
+    Args:
+        stop: How the number of runs is distributed.
+        generator: A secure generator, or a seeded one in tests.
+    """
     if math.isinf(stop.eta):
         return int(generator.poisson(stop.mean))
     level, runs = generator.random(), 0

@@ -36,7 +36,15 @@ LOW_RATES = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack on one model or mechanism. ``scores`` are those reported on: nothing was tuned on them."""
+    """One attack on one model or mechanism. ``scores`` are those reported on: nothing was tuned on them.
+
+    Args:
+        name: The attack's name.
+        claim: What was claimed, if anything was.
+        confidence: With which probability the bounds hold.
+        seconds: How long the attack took.
+        details: What the attack says of itself.
+    """
 
     name: str
     scores: Scores
@@ -124,7 +132,12 @@ class AttackResult:
 
 @dataclass(frozen=True)
 class Audit:
-    """All attacks on one model."""
+    """All attacks on one model.
+
+    Args:
+        results: One result per attack.
+        claim: What was claimed, if anything was.
+    """
 
     results: tuple[AttackResult, ...]
     claim: Guarantee | None = None

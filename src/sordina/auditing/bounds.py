@@ -38,7 +38,13 @@ from sordina.privacy import Adjacency, check_delta
 
 @dataclass(frozen=True)
 class LowerBound:
-    """With probability at least ``confidence`` over the audit, epsilon at ``delta`` is at least ``epsilon``."""
+    """With probability at least ``confidence`` over the audit, epsilon at ``delta`` is at least ``epsilon``.
+
+    Args:
+        method: How it was found.
+        assumes: What must be true for it to hold.
+        detail: The numbers behind it.
+    """
 
     epsilon: float
     delta: float

@@ -33,7 +33,6 @@ __all__ = [
     "by_module",
     "diameter",
     "named",
-    "names",
 ]
 
 

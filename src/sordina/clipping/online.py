@@ -33,7 +33,13 @@ from sordina.queries import Query, Released, ScalarQuery, Scalars, VectorQuery
 @checked
 @dataclass(frozen=True)
 class Rails:
-    """Between which fractions of clipped samples the sign rule may roam; ``share`` of the side noise budget."""
+    """Between which fractions of clipped samples the sign rule may roam; ``share`` of the side noise budget.
+
+    Args:
+        low: The least fraction of clipped samples.
+        high: The largest fraction of clipped samples.
+        speed: How fast the threshold returns when it is outside.
+    """
 
     low: float = 0.5
     high: float = 0.8
@@ -72,6 +78,10 @@ class Online:
 
     ``memory`` is the weight of the past in the running means, ``inflation`` the growth of the gradient's noise that
     pays for the side queries.
+
+    Args:
+        rate: How fast the threshold moves.
+        rails: Between which fractions of clipped samples the rule may roam; None for no rails.
     """
 
     initial: float = 0.1

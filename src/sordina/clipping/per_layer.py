@@ -12,14 +12,22 @@ from sordina.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Part:
-    """A group of parameters and the policy that bounds it."""
+    """A group of parameters and the policy that bounds it.
+
+    Args:
+        names: The parameters of the group.
+    """
 
     names: tuple[str, ...]
     policy: Policy[Any]
 
 
 def by_module(name: str) -> str:
-    """Group a parameter with the others of its module: ``features.0.weight`` belongs to ``features.0``."""
+    """Group a parameter with the others of its module: ``features.0.weight`` belongs to ``features.0``.
+
+    Args:
+        name: A parameter's full name.
+    """
     return name.rpartition(".")[0]
 
 

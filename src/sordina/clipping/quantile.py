@@ -28,6 +28,9 @@ class Quantile:
 
     The count is asked as ``sum (1[|g| <= C] - 1/2)``, whose sensitivity is 1/2 under add/remove and 1 under
     replace-one. It shares the noise with the gradient by Prop. 1 of 000: the gradient's grows by ``inflation``.
+
+    Args:
+        initial: The first threshold.
     """
 
     gamma: float = 0.5

@@ -37,6 +37,11 @@ _NEARLY_ANTIPARALLEL = 1e-4
 def diameter(high: float, low: float, angle: float) -> float:
     """The largest distance between two points of the sector (private-training.md, after 000 section 5.3).
 
+    Args:
+        high: The outer radius.
+        low: The inner radius.
+        angle: The angle around the direction, in radians.
+
     >>> diameter(1.0, 0.0, math.pi)
     2.0
     >>> round(diameter(1.0, 1.0, math.pi / 6), 6)
@@ -51,7 +56,14 @@ def diameter(high: float, low: float, angle: float) -> float:
 @checked
 @dataclass(frozen=True)
 class Follow:
-    """Let the sector follow noisy quantiles of norms and angles: each bound moves by ``exp(-rate (b - target))``."""
+    """Let the sector follow noisy quantiles of norms and angles: each bound moves by ``exp(-rate (b - target))``.
+
+    Args:
+        high: The quantile of norms that the outer radius follows.
+        low: The quantile of norms that the inner radius follows.
+        angle: The quantile of angles that the angle follows.
+        inflation: By how much the gradient's noise grows to pay for the side queries.
+    """
 
     high: float = 0.9
     low: float = 0.1
@@ -84,6 +96,9 @@ class Sector:
 
     Until something was released there is no direction, and the whole ball is used. ``memory`` is the weight of the past
     in the running mean of released aggregates that gives d. Replace-one adjacency only.
+
+    Args:
+        follow: How the sector adapts; None keeps it fixed.
     """
 
     high: float = 1.0

@@ -33,6 +33,9 @@ class Trailing:
     """``C = factor * (largest norm of the last `window` released mean gradients)``, kept within ``[lowest, highest]``.
 
     A mean of vectors is shorter than the vectors, hence the ``factor`` above 1.
+
+    Args:
+        initial: The first threshold.
     """
 
     window: int = 10

@@ -24,7 +24,13 @@ class Task(str, Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """An attribute of every row that is not an input: one code per row, and what the codes mean."""
+    """An attribute of every row that is not an input: one code per row, and what the codes mean.
+
+    Args:
+        train: One value per training row.
+        test: One value per test row.
+        names: What the values stand for.
+    """
 
     train: Tensor
     test: Tensor
@@ -33,7 +39,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Data:
-    """``(inputs, targets)`` to train on and to test on. Nothing in it was normalised with statistics of the rows."""
+    """``(inputs, targets)`` to train on and to test on. Nothing in it was normalised with statistics of the rows.
+
+    Args:
+        name: The data set's name.
+        task: What is to be learned.
+        source: Where it comes from.
+    """
 
     name: str
     train: TensorDataset

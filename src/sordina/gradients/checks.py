@@ -23,7 +23,12 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 @dataclass(frozen=True)
 class Problem:
-    """A module that cannot be trained privately as it is, and what to do about it."""
+    """A module that cannot be trained privately as it is, and what to do about it.
+
+    Args:
+        reason: Why no per-sample bound exists.
+        remedy: What to use instead.
+    """
 
     module: str
     reason: str
@@ -117,7 +122,12 @@ TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (
 
 
 def check_losses(losses: Any, batch: int | None = None) -> Tensor:
-    """Refuse anything but one loss per sample."""
+    """Refuse anything but one loss per sample.
+
+    Args:
+        losses: What the loss function returned.
+        batch: How many samples there were.
+    """
     if not isinstance(losses, Tensor):
         raise InvalidInput(f"losses must be a tensor with one loss per sample, got {type(losses).__name__}.")
     if losses.dim() == 0:

@@ -22,6 +22,10 @@ from sordina.errors import InvalidInput
 class Layout:
     """The parameters of one group in their flat order.
 
+    Args:
+        names: The parameters, in order.
+        shapes: Their shapes.
+
     >>> layout = Layout(("weight", "bias"), ((2, 3), (2,)))
     >>> layout.size, layout.slices
     (8, (slice(0, 6, None), slice(6, 8, None)))

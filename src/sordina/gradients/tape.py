@@ -58,6 +58,11 @@ class GhostTape:
 
     The norms are upper bounds (`sordina.gradients.norms`), and whatever the weight of a unit whose gradient is not
     finite, it adds nothing to any sum and changes nothing for anybody else.
+
+    Args:
+        layouts: The groups of parameters.
+        terms: Per-sample gradients, parameter by parameter.
+        units: How many samples or persons.
     """
 
     layouts: tuple[Layout, ...]

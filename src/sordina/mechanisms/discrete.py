@@ -35,6 +35,11 @@ _LARGEST_NOISE_SCALE = 2.0**45
 class DiscreteLaplace:
     """Adds noise ``P(k) ~ exp(-|k| epsilon / S1)`` to integers whose L1 distance between neighbours is at most S1.
 
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+
     >>> round(DiscreteLaplace(sensitivity=1, epsilon=1).probability(0), 6)
     0.462117
     """
@@ -133,6 +138,11 @@ class DiscreteGaussian:
 
     It is ``S2^2 / (2 sigma^2)``-zCDP in any dimension (Canonne, Kamath and Steinke 2020, Theorem 14), and sigma is the
     least for which that gives (epsilon, delta).
+
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
 
     >>> mechanism = DiscreteGaussian(sensitivity=1, epsilon=1, delta=1e-5)
     >>> round(mechanism.sigma, 2), round(mechanism.rho, 4)

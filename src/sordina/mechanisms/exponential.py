@@ -29,6 +29,10 @@ class Exponential:
     bits leak; the G_i are made of 106 random bits each, and the chances are those of the formula up to a relative error
     of about 2^-45, but for candidates of chance below 2^-100, which are never chosen.
 
+    Args:
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+
     >>> mechanism = Exponential(sensitivity=1, epsilon=2)
     >>> [round(float(p), 4) for p in mechanism.probabilities([0.0, 1.0])]
     [0.2689, 0.7311]

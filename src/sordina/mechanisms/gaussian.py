@@ -98,6 +98,12 @@ def _bracket(excess: Any) -> tuple[float, float]:
 class GaussianMechanism:
     """Adds Gaussian noise to a value whose L2 distance between neighbours is at most ``sensitivity``.
 
+    Args:
+        calibration: analytic (any epsilon) or classical (epsilon below 1).
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+
     >>> mechanism = GaussianMechanism(sensitivity=1, epsilon=1, delta=1e-5)
     >>> round(mechanism.noise_multiplier, 3)
     3.731

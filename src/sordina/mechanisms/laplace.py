@@ -20,6 +20,11 @@ from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon, ch
 class LaplaceMechanism:
     """Adds Laplace noise to a number, array or tensor whose L1 distance between neighbours is at most ``sensitivity``.
 
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+
     >>> mechanism = LaplaceMechanism(sensitivity=1, epsilon=0.5)
     >>> mechanism.scale
     2.0

@@ -26,6 +26,9 @@ class RandomizedResponse:
     A lie is told when a 63-bit uniform integer is below the chance of lying, rounded up to 63 bits: epsilon-DP holds
     exactly, also for large epsilon.
 
+    Args:
+        unit: Whose data the guarantee speaks of: a record or a person.
+
     >>> RandomizedResponse(epsilon=math.log(3)).probability(1, 1)
     0.75
     """

@@ -31,6 +31,11 @@ class SparseVector:
 
     Noise and queries live on an integer grid of 2^-20 of the smaller scale, and are sampled and compared exactly there.
 
+    Args:
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+
     >>> mechanism = SparseVector(sensitivity=1, epsilon=50, threshold=100)
     >>> from sordina.random import seeded
     >>> mechanism.release([3, 40, 180, 5], seeded(0)).tolist()

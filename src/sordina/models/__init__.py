@@ -101,7 +101,11 @@ class Described(Protocol):
 
 
 def build_for(data: Described, name: str | None = None, *, seed: int = 0, **options: Any) -> nn.Module:
-    """The model called ``name`` (or the data set's `default`), with as many inputs and classes as ``data`` has."""
+    """The model called ``name`` (or the data set's `default`), with as many inputs and classes as ``data`` has.
+
+    Args:
+        seed: For the first weights.
+    """
     name = default(data.name) if name is None else name
     sizes = {"inputs": math.prod(data.input_shape), "classes": data.classes}
     known = inspect.signature(_BUILDERS[name]).parameters if name in _BUILDERS else {}

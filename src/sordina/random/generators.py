@@ -155,6 +155,9 @@ def secure() -> np.random.Generator:
 def seeded(seed: int) -> np.random.Generator:
     """A reproducible generator, for experiments and tests: what it yields must not be released.
 
+    Args:
+        seed: A whole number, not negative.
+
     >>> int(seeded(0).integers(100)) == int(seeded(0).integers(100))
     True
     >>> releasable(seeded(0))

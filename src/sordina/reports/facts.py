@@ -14,7 +14,19 @@ Image = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Claim:
-    """What a run claims. ``private`` is None where nothing is on file, as for an unfinished run."""
+    """What a run claims. ``private`` is None where nothing is on file, as for an unfinished run.
+
+    Args:
+        epsilon: The claimed epsilon.
+        delta: The claimed delta.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+        noise_multiplier: The noise that was added.
+        releasable: Whether it was drawn securely.
+        statement: The claim in words.
+    """
 
     private: bool | None = None
     epsilon: float | None = None
@@ -214,7 +226,14 @@ class AccountFacts:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a page is made from."""
+    """Everything a page is made from.
+
+    Args:
+        title: Above the page.
+        created: When.
+        runs: The runs it shows.
+        accounts: The ledger's accounts it shows.
+    """
 
     title: str
     created: str

@@ -39,7 +39,12 @@ class Callback(Protocol):
 
 
 class Progress:
-    """A Rich progress bar with validation loss, threshold, epsilon so far and time left."""
+    """A Rich progress bar with validation loss, threshold, epsilon so far and time left.
+
+    Args:
+        steps: How many there will be.
+        title: What the bar is called.
+    """
 
     def __init__(self, steps: int, title: str = "training") -> None:
         from rich.console import Console
@@ -76,7 +81,11 @@ class Progress:
 
 
 class MetricsFile:
-    """Metrics as JSON lines, flushed as they come."""
+    """Metrics as JSON lines, flushed as they come.
+
+    Args:
+        path: The file, one JSON object a line.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,7 +108,11 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """The same numbers for TensorBoard."""
+    """The same numbers for TensorBoard.
+
+    Args:
+        folder: Where its events go.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -93,6 +93,17 @@ class Private:
     Iterating draws batches until the plan's steps are used up; every drawn batch is on the account before anybody sees
     it. `step` takes the per-sample losses of the batch just drawn, and no other. `finish` ends the run, and pays for
     the whole plan: also for one that was left early, because when to leave may have been chosen from what was seen.
+
+    Args:
+        optimizer: Takes the noised gradients.
+        clipping: A policy, or a policy per layer.
+        rng: Where batches and noise come from.
+        users: Who owns each row, for a guarantee per person.
+        microbatch: Samples at once, where memory is short.
+        learning_rate: A rule that sets the optimiser's rate; None leaves it.
+        raw: Whether to compute statistics of raw data, which makes a run not releasable.
+        public_buffers: Buffers that hold nothing of the data.
+        collate_fn: How rows become a batch.
     """
 
     def __init__(

@@ -330,6 +330,10 @@ def _at_rest(model: nn.Module) -> Iterator[None]:
 def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict[str, float]:
     """Mean loss, and accuracy where targets are classes.
 
+    Args:
+        data: Held-out rows, which the guarantee does not cover.
+        batch: Rows at once.
+
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(model.weight)
     >>> x = torch.eye(2)

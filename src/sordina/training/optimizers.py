@@ -15,7 +15,14 @@ from torch.optim import Optimizer
 
 
 class AdamWOSM(Optimizer):
-    """A ``torch.optim`` optimiser; the private step tells it the noise on the mean gradient (group key ``noise``)."""
+    """A ``torch.optim`` optimiser; the private step tells it the noise on the mean gradient (group key ``noise``).
+
+    Args:
+        params: The parameters.
+        lr: The learning rate, called as torch calls it.
+        beta: How slowly the mean forgets.
+        tiny: Keeps the divisor from zero.
+    """
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, beta: float = 0.9, tiny: float = 1e-8) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "tiny": tiny, "noise": 0.0})

@@ -54,7 +54,16 @@ OWN_LOOP = (
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of `Trainer.fit`."""
+    """The outcome of `Trainer.fit`.
+
+    Args:
+        model: The trained model.
+        plan: What the run was planned to do.
+        clipping: How gradients were clipped, in words.
+        releasable: Whether the noise was drawn securely.
+        seconds: How long it took.
+        history: What was reported on the way: released values only.
+    """
 
     model: nn.Module
     plan: Plan

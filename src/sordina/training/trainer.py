@@ -173,6 +173,26 @@ class Trainer:
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     ``checkpoint_every`` counts steps; left out, checkpoints are as frequent as is cheap. ``recipe`` is saved in the
     folder as ``recipe.json``.
+
+    Args:
+        model: Any module whose samples stay apart (`sordina.check` says).
+        loss: ``loss(outputs, targets)``, a mean over the batch or one value per sample.
+        budget: The epsilon and delta that the run may spend.
+        clipping: A policy of `sordina.clipping`; None takes the default.
+        batch_size: Expected size of a batch.
+        epochs: Passes over the data, on average; or give ``steps``.
+        learning_rate: A number, a rule of `sordina.training`, or None for one that finds itself.
+        sampling: poisson or fixed-size.
+        population: A public number near the size of the data; None takes the size as public.
+        users: Who owns each row, for a guarantee per person.
+        noise_multiplier: Noise to use instead of the least the budget allows.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+        microbatch: Samples at once, where memory is short.
+        autocast: A lower precision for the forward pass.
+        seed: Repeatable noise, for tests only; None draws it securely.
+        callbacks: What watches the run (`sordina.training.Callback`).
+        progress: Whether to show a progress bar.
+        tensorboard: A folder for TensorBoard.
     """
 
     model: nn.Module

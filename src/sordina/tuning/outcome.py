@@ -36,7 +36,15 @@ SECRET = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The chosen model and configuration, with the guarantee of the *whole* search."""
+    """The chosen model and configuration, with the guarantee of the *whole* search.
+
+    Args:
+        scheme: What the search cost.
+        selection: How the best run was found.
+        releasable: Whether the noise was drawn securely.
+        metric: What was compared.
+        repetitions: Runs per configuration.
+    """
 
     model: nn.Module
     configuration: Configuration

@@ -51,7 +51,17 @@ class TrainingSchedule:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one budget pays for a search."""
+    """How one budget pays for a search.
+
+    Args:
+        method: How the runs are composed.
+        noise_multiplier: The noise of every run.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        unit: Whose data the guarantee speaks of: a record or a person.
+        reason: Why this method.
+        noise_by_method: The noise that each method would have needed.
+    """
 
     method: str
     noise_multiplier: float
@@ -82,7 +92,15 @@ def make_scheme(
     method: str | None = None,
     accountant: str = "pld",
 ) -> Scheme:
-    """The cheapest way (or the one asked for) to pay for one run per schedule and for the choice among them."""
+    """The cheapest way (or the one asked for) to pay for one run per schedule and for the choice among them.
+
+    Args:
+        schedules: What each run does.
+        budget: For the whole search.
+        selection: How the best run is found.
+        method: How the runs are composed; None takes the cheapest.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+    """
     if method not in (None, *METHODS):
         raise InvalidInput(f"no search method is called {method!r}: choose one of {', '.join(METHODS)}.")
     first = schedules[0]

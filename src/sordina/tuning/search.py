@@ -165,6 +165,17 @@ class Search:
     "random-stopping", the cheaper one if left out. ``seeds`` trains every configuration that many times, and each
     time is paid for, except in the thesis's protocol. A ``seed`` makes all noise repeatable, and the result unfit
     for release. ``patience`` (exact selection only) ends runs that stopped improving.
+
+    Args:
+        space: The configurations to try: a `Grid` or `Random` draws.
+        budget: One epsilon and delta for the whole search.
+        accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+        workers: Processes that train at the same time.
+        folder: Where the search is kept and resumed.
+        validate_every: Steps between looks at the validation data.
+        ledger: The ledger that books the search.
+        dataset_budget: The ledger's name of the data set.
+        watch: Shown the search's folder while it runs.
     """
 
     space: Space

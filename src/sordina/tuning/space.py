@@ -126,7 +126,12 @@ class PartOfGrid:
 
 @dataclass(frozen=True)
 class Between:
-    """A range to draw from: uniformly in the logarithm, or with ``log=False`` in the value itself."""
+    """A range to draw from: uniformly in the logarithm, or with ``log=False`` in the value itself.
+
+    Args:
+        low: The least value.
+        high: The largest value.
+    """
 
     low: float
     high: float
@@ -148,6 +153,9 @@ class Between:
 @dataclass(frozen=True)
 class Random:
     """``runs`` configurations, drawn independently; an axis is a `Between` or a list of values.
+
+    Args:
+        axes: What each name is drawn from.
 
     >>> point = Random({"rho": Between(0.1, 10)}, runs=3).draw(np.random.default_rng(0))
     >>> 0.1 <= point["rho"] <= 10

@@ -39,7 +39,12 @@ Fields = Callable[[Configuration], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A named way to train: the axes of its grid for a granularity, and the trainer's fields for a configuration."""
+    """A named way to train: the axes of its grid for a granularity, and the trainer's fields for a configuration.
+
+    Args:
+        name: How the command line calls it.
+        title: How tables call it.
+    """
 
     name: str
     title: str
