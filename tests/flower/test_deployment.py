@@ -82,6 +82,7 @@ def train(message, context):
 
 
 app.train()(train)
+app.evaluate()(lambda message, context: inner(message, context))
 '''
 
 SECURE_CLIENT_APP = '''

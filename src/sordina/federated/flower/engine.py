@@ -39,6 +39,8 @@ _GONE = {
 }  # fmt: skip
 """What Flower says in place of a node that left or whose process died."""
 
+_COURTESY = 120.0
+"""Seconds to wait for names, and for word that the final models arrived: no result depends on either."""
 _TALLY = ("asked", "withheld", "failed", "silent")
 _TRANSPORT = ("httpx", "httpcore", "grpc")
 """Where an error comes from that is about the connection to the SuperLink, not about one reply."""
@@ -109,15 +111,16 @@ class Flower:
     def introduce(self) -> None:
         """Ask every node what it is called; one that does not say is called by its seat."""
         asked, _ = self._ask({seat: ask_name() for seat in range(self.clients)}, 0, "evaluate")
-        told = [(self.seats[seat] or 0, name_in(message)) for seat, message in self._replies(asked)]
+        told = [(self.seats[seat] or 0, name_in(message)) for seat, message in self._replies(asked, _COURTESY)]
         self.names = distinct_names(told, self.seats)
 
     def deliver(self, call: RoundRequest, side: ClientSide) -> None:
         """Give every client the final models, from which it makes its own; nothing comes back but that it is there."""
         number = self.side_number(side)
+        self._seat(set())
         contents = {seat: deliver(instruct(call, seat, number)) for seat in range(self.clients)}
         asked, _ = self._ask(contents, call.order.round, "evaluate")
-        for _ in self._replies(asked):
+        for _ in self._replies(asked, _COURTESY):
             pass
 
     def name(self, seat: int) -> str:
@@ -238,9 +241,10 @@ class Flower:
                 asked[ids[0]] = client
         return asked, absent
 
-    def _replies(self, asked: dict[str, int]) -> Iterable[tuple[int, Message | None]]:
+    def _replies(self, asked: dict[str, int], most: float | None = None) -> Iterable[tuple[int, Message | None]]:
         """Replies as they come, one per client, until all are there or the deadline has passed; None: unreadable."""
-        end = None if self.deadline is None else time.monotonic() + self.deadline
+        seconds = min((one for one in (self.deadline, most) if one is not None), default=None)
+        end = None if seconds is None else time.monotonic() + seconds
         open_ids, wait = set(asked), _FIRST_WAIT
         while open_ids:
             for identity, message in self._pulled(open_ids):
