@@ -102,6 +102,17 @@ def test_federate_then_predict(clients, monkeypatch, capsys):
     assert "One client of the federation" in out
 
 
+def test_a_client_column_that_the_schema_knows_is_no_feature(clients, monkeypatch, capsys):
+    (clients / "named.toml").write_text(SCHEMA + '[columns.hospital]\nkind = "category"\nvalues = ["h0", "h1"]\n')
+    code, _, err = sordina(
+        monkeypatch, capsys, "federate", "all.csv", "--client-column", "hospital", "--schema", "named.toml",
+        "--strategy", "fedavg", "--rounds", 2, "--seed", 0, "--out", "run",
+    )  # fmt: skip
+    assert code == 0, err
+    code, _, err = sordina(monkeypatch, capsys, "predict", "run", "all.csv", "--out", "answers.csv")
+    assert code == 0, err
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sordina.estimators.linear import Ridge
 from sordina.estimators.linear_classifiers import LogisticRegression
 from sordina.estimators.table_model import TableModel
 from sordina.run_folder import MODELS, RECIPE, read_claim, read_json
-from sordina.tables import Schema, feature_names
+from sordina.tables import ColumnKind, Schema, feature_names
 
 
 def load_federation(folder: Path) -> TableModel:
@@ -28,7 +29,7 @@ def load_federation(folder: Path) -> TableModel:
     options = asked.get("options")
     if asked.get("data") != "table" or not isinstance(options, dict):
         raise InvalidInput(f"{folder} is not the folder of a run on tables: its models take no table.")
-    schema = Schema.load(options["schema"])
+    schema = _trained_on(Schema.load(options["schema"]), options.get("client_column"))
     try:
         with np.load(io.BytesIO(private_files.read(folder / MODELS)), allow_pickle=False) as arrays:
             models = np.asarray(arrays["models"], np.float64)
@@ -37,6 +38,13 @@ def load_federation(folder: Path) -> TableModel:
     if len(models) != 1 or options.get("model", "linear") != "linear":
         raise Unsupported("predictions from a federation need one linear model: one that every client shares.")
     return TableModel(_estimator(models[0], schema), schema, claim)
+
+
+def _trained_on(schema: Schema, client_column: Any) -> Schema:
+    """The schema of the features: the column that names the client is none."""
+    if all(one.name != client_column for one in schema.columns):
+        return schema
+    return schema.with_column(replace(schema[client_column], kind=ColumnKind.IGNORED))
 
 
 def _estimator(flat: Any, schema: Schema) -> Any:
