@@ -37,7 +37,7 @@ def gopa() -> None:
             start = time.process_time()
             noise = GopaNoise.within(BUDGET, n, 1, neighbours=neighbours, coalitions=1, rng=rng)
             seconds = time.process_time() - start
-            size = 400_000 // n * 10
+            size = 4000
             values = clipped(rng.normal(size=(n, size)), 1.0)
             wanted = values.mean(axis=0)
             add_gaussian(values, noise.independent, secure())
@@ -93,8 +93,8 @@ def walk() -> None:
             )
 
 
-def adult(clients: int = 1000, rounds: int = 30, seeds: int = 3) -> None:
-    """Federated logistic regression among many clients: central, GOPA and local privacy at equal (epsilon, delta)."""
+def adult(clients: int = 50, rounds: int = 5, seeds: int = 5) -> None:
+    """Federated logistic regression: central, GOPA and local privacy at equal (epsilon, delta)."""
     from sordina.federated.recipe import FederatedRecipe
     from sordina.federated.recipe import run as federate
 
@@ -102,8 +102,8 @@ def adult(clients: int = 1000, rounds: int = 30, seeds: int = 3) -> None:
         accuracies, epsilon = [], None
         for seed in range(seeds):
             recipe = FederatedRecipe(
-                "adult", "fedsgd", privacy=privacy, epsilon=1.0, delta=1e-5, rounds=rounds, clients_per_round=clients,
-                local_rate=4.0, patience=0, seed=seed, options={"clients": clients, "model": "logistic"},
+                "adult", "fedavg", privacy=privacy, epsilon=3.0, delta=1e-5, rounds=rounds, clients_per_round=clients,
+                patience=0, seed=seed, options={"clients": clients, "model": "logistic"},
             )  # fmt: skip
             result = federate(recipe).result
             accuracies.append(result.history[-1].score.accuracy)
