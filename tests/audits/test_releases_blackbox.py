@@ -18,7 +18,7 @@ from sordina.statistics import rows as rows_module
 from sordina.statistics.questions import ask
 from sordina.statistics.rows import BoundedRows, RowReader
 
-EPSILON, KEPT, RUNS = 2.0, 2, 500
+EPSILON, KEPT, RUNS = 2.0, 2, 700
 SCHEMA = {
     "person": "id",
     "rows_per_person": KEPT,
