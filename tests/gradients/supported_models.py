@@ -32,8 +32,8 @@ that the noise is scaled to: above 1 the guarantee would be false.
 A loss function given to `Trainer` is tried on made-up rows, and refused if the loss of one sample depends on another.
 In a loop of your own nobody sees where a number comes from that has no gradient: samples mixed before they reach the
 model (mixup, a standardised batch), and losses divided by a detached statistic of the batch, break the bound, and no
-check can tell. Nor can a check tell that a model keeps a number from its first batches in an attribute and uses it later
-without changing it again.
+check can tell. Nor can a check tell that a model keeps a number from its first batches in an attribute and uses it
+later without changing it again.
 """
 
 
