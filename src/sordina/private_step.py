@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sordina._distributed import Team
 from sordina.accounting import Event, Gaussian
-from sordina.clipping import Part
+from sordina.clipping import Part, Policy
 from sordina.clipping.policy import spread
 from sordina.errors import InvalidInput
 from sordina.plan import Plan
@@ -97,6 +97,43 @@ _ROUNDING = 1e-9
 """Relative distance below which two noise multipliers are the same one, computed in another order."""
 
 
+def clipped_sums(tape: Tape, policy: Policy[Any], state: Any, group: int = 0) -> list[Tensor]:
+    """Clip every unit of ``tape`` with the policy's public state and add them up: one total per query.
+
+    A unit whose own vector is not finite adds nothing, and is neither seen nor heard.
+
+    Args:
+        tape: Per-unit vectors: gradients of samples, or updates of clients.
+        policy: Bounds what one unit may add.
+        state: The policy's state, the same for all units of a step.
+        group: Which group of parameters of the tape.
+    """
+    direction = policy.direction(state)
+    return _finite_sums(tape, policy.ask(tape.scalars(direction, group), state), direction, group)
+
+
+def noised(
+    totals: Sequence[Tensor],
+    policy: Policy[Any],
+    state: Any,
+    multipliers: Sequence[float],
+    plan: Plan,
+    rng: np.random.Generator,
+) -> Released:
+    """Noise the totals of a step by the bounds the policy states for them under the plan's adjacency.
+
+    Args:
+        totals: What `clipped_sums` gave, added up over the step; noised in place.
+        policy: The policy that clipped them.
+        state: The state it clipped them with.
+        multipliers: One noise multiplier per query.
+        plan: Whose adjacency and divisor count.
+        rng: A secure generator if what comes out is to be released.
+    """
+    bounds = policy.bounds(state, plan.adjacency)
+    return release(totals, bounds, multipliers, plan.sampler.expected_batch, rng)
+
+
 class PrivateStep:
     """Gathers the queries of a logical batch over any number of tapes, then releases their noised answers once.
 
@@ -139,9 +176,7 @@ class PrivateStep:
     def absorb(self, tape: Tape) -> None:
         """Clip the samples of one tape and add them to the batch's totals."""
         for group, (part, state) in enumerate(zip(self.parts, self.states, strict=True)):
-            direction = part.policy.direction(state)
-            queries = part.policy.ask(tape.scalars(direction, group), state)
-            answers = _finite_sums(tape, queries, direction, group)
+            answers = clipped_sums(tape, part.policy, state, group)
             totals = self._totals[group]
             self._totals[group] = (
                 answers if totals is None else [t.add_(a) for t, a in zip(totals, answers, strict=True)]
@@ -151,9 +186,8 @@ class PrivateStep:
         """Noise the totals of the batch, adapt the policies to what was released, and return it, part by part."""
         released = []
         for group, part in enumerate(self.parts):
-            bounds = part.policy.bounds(self.states[group], self.plan.adjacency)
             totals = self._collect(group, like)
-            answer = release(totals, bounds, self.multipliers[group], self.plan.sampler.expected_batch, rng)
+            answer = noised(totals, part.policy, self.states[group], self.multipliers[group], self.plan, rng)
             for total in answer.answers:
                 self.team.agree(total)
             self.states[group] = part.policy.adapt(self.states[group], answer)

@@ -7,10 +7,8 @@ the noise away, so it is never written; a resumed run draws a fresh one. All els
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -27,15 +25,6 @@ _STATES: list[Any] = [
 ]  # fmt: skip
 _FORMER = {RateState: "rate", SteadyState: "rate", DistanceState: "distance"}
 """Where these classes lived in 0.1: its checkpoints name them so."""
-
-
-def atomically(path: Path, write: Any) -> None:
-    """Call ``write(temporary)`` and move the result to ``path``: a reader sees the old file or the new one."""
-    temporary = path.with_name(path.name + ".part")
-    write(temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def save(private: Private, run_id: str, file: BinaryIO) -> None:

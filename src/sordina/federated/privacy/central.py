@@ -27,7 +27,7 @@ from sordina.federated.privacy.placement import UNIFORM, ClientWeights, Facts, F
 from sordina.gradients.explicit import MatrixTape
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Adjacency, Budget, Unit, format_up
-from sordina.private_step import release
+from sordina.private_step import clipped_sums, noised
 from sordina.sampling import FixedSize, Poisson, Sampler
 
 if TYPE_CHECKING:
@@ -150,9 +150,7 @@ class Central:
             vectors = vectors * self.weights.of(outcome)[:, None]
         sums: list[Tensor] = []
         for (place, _, policy), current in zip(self.columns(state.size), state.policies, strict=True):
-            tape = MatrixTape(vectors[:, place])
-            direction = policy.direction(current)
-            sums += tape.contract(policy.ask(tape.scalars(direction), current), direction)
+            sums += clipped_sums(MatrixTape(vectors[:, place]), policy, current)
         return ClientUpdate(tuple(sums))
 
     def open(self, parcel: ClientUpdate, state: CentralState, rng: np.random.Generator) -> tuple[Release, CentralState]:
@@ -165,8 +163,7 @@ class Central:
             columns, state.policies, self.multipliers(len(columns)), strict=True
         ):
             totals, left = left[: len(nus)], left[len(nus) :]
-            bounds = policy.bounds(current, self.plan.adjacency)
-            released = release(totals, bounds, nus, self.plan.sampler.expected_batch, rng)
+            released = noised(totals, policy, current, nus, self.plan, rng)
             mean[place] = released.mean()
             policies.append(policy.adapt(current, released))
         return Release(mean), CentralState(state.size, tuple(policies))
