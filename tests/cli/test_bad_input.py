@@ -180,13 +180,14 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "option"), [(one, option) for one in OPTIONS for option in OPTIONS[one]])
-def test_an_option_that_cannot_work(command, option, runs, monkeypatch):
+@pytest.mark.parametrize("command", OPTIONS)
+def test_an_option_that_cannot_work(command, runs, monkeypatch):
     monkeypatch.chdir(runs)
     monkeypatch.delenv("SORDINA_LEDGER", raising=False)
-    refused(f"{command} {option}")
-    assert not (runs / "fresh" / "run.json").exists(), "the folder counts as used by a run that never began"
-    assert not (runs / "app").exists()
+    for option in OPTIONS[command]:
+        refused(f"{command} {option}")
+        assert not (runs / "fresh" / "run.json").exists(), f"{option}: the folder counts as used by a run never begun"
+        assert not (runs / "app").exists(), option
 
 
 WRITERS = {
