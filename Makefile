@@ -55,6 +55,7 @@ storm: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.fuzz_arguments
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm_of_federations
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.storm_of_searches
 
 # 10 000 random models against brute force, from a fresh seed that it prints; goes on where it stopped, and starts again
 # when the engine has changed.

@@ -350,7 +350,7 @@ class Search:
         left = [order for order in orders if finished(brief.place(order)) is None]
         if not brief.stacked:
             return [[order] for order in left]
-        size = min(STACKED_AT_MOST, -(-len(left) // self.workers))
+        size = max(1, min(STACKED_AT_MOST, -(-len(left) // self.workers)))
         return [left[start : start + size] for start in range(0, len(left), size)]
 
     def _conclude(
