@@ -57,7 +57,7 @@ def accident(method: str, at: int) -> int:
     with tempfile.TemporaryDirectory() as place, mock.patch.object(Private, "_draw", counted):
         root = Path(place)
         Ledger(root / "ledger.db").create("people", sd.Budget(1000, 1e-2), accountant="rdp")
-        with mock.patch("sordina.tuning.plan.draw_runs", lambda *_: RUNS):
+        with mock.patch("sordina.tuning.plan.draw_runs", return_value=RUNS):
             with dying(disk), suppress(Killed):
                 _search(root, method)
             if disk.dead:

@@ -3,6 +3,11 @@
 import pytest
 from tests.faults import storm_of_searches as storm
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # who is killed closes no file
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
 
 @pytest.mark.parametrize("method", storm.METHODS)
 def test_a_killed_search_goes_on_and_is_paid_for_once(method):
