@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 import warnings
+from unittest import SkipTest
 
 import numpy as np
 import pandas
@@ -86,7 +88,8 @@ def test_scikit_learns_own_checks(estimator):
             return
         for one, check in check_estimator(estimator, generate_only=True):  # before scikit-learn 1.6
             if getattr(check, "func", check).__name__ not in expected | OLDER:
-                check(one)
+                with contextlib.suppress(SkipTest):  # one check that does not apply is not all of them
+                    check(one)
 
 
 @pytest.mark.parametrize("estimator", CLASSIFIERS, ids=lambda one: type(one).__name__)
