@@ -255,7 +255,7 @@ def audit_training(
         rate: Sampling rate of a step; 1 takes all records.
         steps: Private steps of each training.
         runs: Trainings with one canary, half of them without it.
-        one_run: Instead: one training with so many canaries, each in by a coin.
+        one_run: Instead: one training with this many canaries, each included with probability one half.
         clipping: A policy's name.
         plant: A fault to be found, by name.
         confidence: Of the lower bound.

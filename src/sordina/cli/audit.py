@@ -71,7 +71,8 @@ def canaries(
     steps: Annotated[int, typer.Option(help="Private steps of each training.")] = 1,
     runs: Annotated[int, typer.Option(help="Trainings with one canary, half of them without it.")] = 1000,
     one_run: Annotated[
-        int | None, typer.Option(help="Instead: one training with so many canaries, each in by a coin.")
+        int | None,
+        typer.Option(help="Instead: one training with this many canaries, each included with probability one half."),
     ] = None,
     clipping: Annotated[str, typer.Option(help="online, fixed, quantile, automatic or trailing.")] = "fixed",
     plant: Annotated[

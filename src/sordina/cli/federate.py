@@ -59,7 +59,7 @@ def federate(
         float, typer.Option(help="Largest share of a round's clients that may drop out of it (distributed).")
     ] = 0.1,
     neighbours: Annotated[int, typer.Option(help="Others that each client shares noise with (gopa).")] = 10,
-    rounds: Annotated[int | None, typer.Option(help="At most so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The largest number of rounds.")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round (expected, if central).")] = None,
     local_rate: Annotated[float | None, typer.Option(help="Step size at the client.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size at the client.")] = None,

@@ -32,7 +32,7 @@ def init(
     threshold: Annotated[float, typer.Option(help="Clipping threshold, or the first one.")] = 1.0,
     clients: Annotated[int, typer.Option(help="How many clients there are: one SuperNode each.")] = 3,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round (expected, if central).")] = None,
-    rounds: Annotated[int, typer.Option(help="At most so many rounds.")] = 20,
+    rounds: Annotated[int, typer.Option(help="The largest number of rounds.")] = 20,
     local_rate: Annotated[float, typer.Option(help="Step size at the client.")] = 0.1,
     batch: Annotated[int, typer.Option(help="Batch size at the client.")] = 32,
     epochs: Annotated[int, typer.Option(help="Passes over a client's rows in a round.")] = 1,

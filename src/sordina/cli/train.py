@@ -178,7 +178,7 @@ def train(
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None,
     rows: Annotated[
-        int | None, typer.Option(help="Train on so many rows, drawn at random; the others are left for an audit.")
+        int | None, typer.Option(help="Train on this many rows, drawn at random; the others are left for an audit.")
     ] = None,
     random_labels: Annotated[
         float, typer.Option(help="Share of rows under a random label: canaries that an audit can look for.")

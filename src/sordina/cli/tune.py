@@ -48,7 +48,7 @@ def tune(
     separator: Annotated[str, typer.Option(help="For a file: between the fields of a CSV file.")] = ",",
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
     epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
-    rows: Annotated[int | None, typer.Option(help="Train on the first so many rows only, to try things out.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Train on this many first rows only, to try things out.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None,
     patience: Annotated[int | None, typer.Option(help="End runs after so many validations without gain.")] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; the model must not be released.")] = None,

@@ -172,7 +172,7 @@ def fairness(runs: dict[str, dict[str, Any]], path: Path, xlabel: str = "") -> P
 # What a run leaves behind: facts as plain data, and a folder with metrics, guarantee, models and figures.
 
 _SMALL = 32
-"""Models of at most so many parameters are told in full."""
+"""Models of at most this many parameters are shown in full."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ _MIXED = (
 
 
 def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor) -> None:
-    """Try ``loss`` on rows that are nobody's, in these shapes: changing one row may change the loss of that row alone.
+    """Try ``loss`` on made-up rows, in these shapes: changing one row may change the loss of that row alone.
 
     What the loss cannot be tried on (it knows more about its targets than we do) must agree in shape instead.
     """
@@ -175,7 +175,7 @@ def _parameters(function: Loss) -> set[str]:
 
 # Whether model, loss and data go together, found out before anything is reserved or drawn.
 #
-# Tried on rows that are nobody's: zeros in the shapes and types of the data, then for whole numbers (labels, tokens)
+# Tried on made-up rows: zeros in the shapes and types of the data, then for whole numbers (labels, tokens)
 # those that occur and tell most. A map-style data set is read through once. A label outside the model's range, a wrong
 # width or type would otherwise stop the run at the step that draws it, and so tell when it was drawn. No value of the
 # data is ever quoted.

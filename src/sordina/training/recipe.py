@@ -52,7 +52,7 @@ class TrainingRecipe:
     microbatch: int | None = None
     seed: int | None = None
     rows: int | None = None
-    """Train on so many rows of the training file, drawn at random; the others are left for an audit."""
+    """Train on this many rows of the training file, drawn at random; the others are left for an audit."""
     random_labels: float = 0.0
     """Share of the training file under a label drawn at random: canaries, which can only be learnt by heart."""
 

@@ -19,7 +19,7 @@ from sordina.plan import Plan, event_of, spent
 from sordina.privacy import Guarantee, delta_warning
 from sordina.run_folder import METRICS, RunFolder
 
-# Statistics of the raw data, for debugging on data that are nobody's: off by default, and marked wherever they show.
+# Statistics of the raw data, for debugging on public or synthetic data: off by default, and marked wherever they show.
 #
 # They are computed without noise from the people in the batch, so no guarantee covers them. A run that collects them
 # carries a caveat, and its metrics must not leave the room.

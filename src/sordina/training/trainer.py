@@ -169,7 +169,7 @@ class Trainer:
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
     ``public_buffers`` names buffers that a forward pass may change: what they hold must not depend on the data.
-    ``raw=True`` adds statistics of the raw data to the metrics, marked NOT_PRIVATE: for data that are nobody's.
+    ``raw=True`` adds statistics of the raw data to the metrics, marked NOT_PRIVATE: for public or synthetic data.
     ``ledger`` and ``dataset_budget`` reserve the whole spend before a row is read, and settle it at the end.
     ``checkpoint_every`` counts steps; left out, checkpoints are as frequent as is cheap. ``recipe`` is saved in the
     folder as ``recipe.json``.

@@ -17,7 +17,7 @@ from sordina.federated.engines.update_validation import ReceivedUpdate, UpdateVa
 from sordina.federated.messages import ClientUpdate
 from sordina.federated.privacy.accounts import ClientAccount
 
-# Hostile weather for simulations: clients that fall silent, answer too late, or send what they should not.
+# Faults that are injected: dropout, late answers, and hostile clients.
 
 KINDS = ("nan", "huge", "replay", "duplicate", "malformed", "impostor")
 _HUGE = 1e30
@@ -99,7 +99,7 @@ def _mapped(parcel: ClientUpdate, change: Callable[[Tensor], Tensor]) -> ClientU
     return replace(parcel, sums=tuple(change(one) for one in parcel.sums), vectors=vectors)
 
 
-# The engine in process, outdoors: each client sends a letter of its own, through the weather and past the guard.
+# The engine in process with faults: each client sends an update of its own, through injected faults and validation.
 
 LOG = logging.getLogger("sordina.federated")
 
