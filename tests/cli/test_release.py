@@ -85,6 +85,18 @@ def test_what_a_person_reads(folder, monkeypatch, capsys):
     assert "NOT TO BE PUBLISHED" in err
 
 
+def test_a_bar_shows_where_a_terminal_is_and_never_with_json(folder, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, out, err = run(monkeypatch, capsys, *GOOD)
+    assert code == 0
+    assert "table and questions" in err
+    assert "100%" in err
+    assert "table and questions" not in out
+    code, out, err = run(monkeypatch, capsys, *GOOD, "--json")
+    assert (code, err) == (0, "")
+    json.loads(out)
+
+
 BAD = {
     "no file": ["nowhere.csv", *GOOD[1:]],
     "a folder": [".", *GOOD[1:]],

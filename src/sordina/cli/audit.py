@@ -279,7 +279,9 @@ def _bars(*, shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]
     from rich.console import Console
     from rich.progress import Progress
 
-    progress = Progress(console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    # Where nobody watches, such as a log, a bar that vanishes would leave an empty line.
+    progress = Progress(console=console, transient=True, disable=not console.is_interactive)
 
     def start(stage: str) -> Callable[[int, int], None]:
         progress.start()

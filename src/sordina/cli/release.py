@@ -43,6 +43,7 @@ def release(
 
     Example: `sordina release patients.csv --schema patients.toml --query "mean(age) by ward" --epsilon 0.5 --plan`
     """
+    from sordina.cli.audit import bar
     from sordina.privacy import Budget
     from sordina.statistics import Table
     from sordina.statistics.questions import ask
@@ -59,7 +60,10 @@ def release(
         return
     if out is not None:
         check_folder(out)
-    answers = asked.release(*questions, weights=weight, equal_error=equal_error, confidence=confidence)
+    with bar("table and questions", shown=not as_json) as progress:
+        answers = asked.release(
+            *questions, weights=weight, equal_error=equal_error, confidence=confidence, progress=progress
+        )
     record = release_record(asked, answers) if out is None else write_release(out, asked, answers)
     if as_json:
         say_json(record)

@@ -11,7 +11,9 @@ from sordina.cli.output import say, say_json
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that train, federate or audit wrote.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders that train, federate, audit or release wrote.", metavar="RUN...")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Page or folder to write; the first run's folder if left out.")
     ] = None,

@@ -136,6 +136,33 @@ class ReleaseAttack:
 
 
 @dataclass(frozen=True)
+class ReleasedCell:
+    """One released number: of a group, or of all rows if ``group`` is empty. No interval where none was asked for."""
+
+    group: tuple[str, ...]
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class ReleasedAnswer:
+    """A question to a table, and what was released."""
+
+    question: str
+    cells: tuple[ReleasedCell, ...]
+    confidence: float
+    """Of each interval by itself."""
+    epsilon: float
+    """What the question cost by itself, at ``delta``."""
+    delta: float
+    notes: tuple[str, ...] = ()
+    """What is biased, and how."""
+    releasable: bool = False
+    """Whether the noise was drawn securely."""
+
+
+@dataclass(frozen=True)
 class GroupFacts:
     """How one group of people fares; a rate is None where nobody it speaks of exists."""
 
@@ -164,7 +191,7 @@ class RunFacts:
 
     name: str
     kind: str
-    """``train``, ``federate`` or ``audit``."""
+    """``train``, ``federate``, ``audit`` or ``release``."""
     claim: Claim = Claim()
     dataset: str | None = None
     model: str | None = None
@@ -179,6 +206,8 @@ class RunFacts:
     attacks: tuple[AttackFacts, ...] = ()
     reconstructions: tuple[Reconstruction, ...] = ()
     release: ReleaseAttack | None = None
+    answers: tuple[ReleasedAnswer, ...] = ()
+    """Of a release of statistics."""
     leakage: tuple[float, ...] = ()
     """What each client leaked, by its own account."""
     leakage_limit: float | None = None

@@ -22,6 +22,7 @@ from sordina.privacy import Adjacency
 from sordina.reports.attack_facts import attacks, fairness, reconstructions, release
 from sordina.reports.card import answers, privacy_card
 from sordina.reports.facts import AccountFacts, Booking, Claim, Moment, Report, RunFacts, last
+from sordina.reports.release_facts import released_answers
 from sordina.run_folder import MODEL_HASH, RUN, FolderState, read_claim, read_facts, read_json, state_of
 
 # Whether a run's claim can be checked against the run itself: only then may a page call it PRIVATE.
@@ -53,6 +54,8 @@ def verify(folder: Path, privacy: dict[str, Any]) -> Verification:
     """
     if not privacy:
         return Verification(False, "no privacy.json is there")
+    if MODEL_HASH not in privacy and os.path.lexists(folder / "answers.json"):
+        return Verification(False, "nothing ties the answers to the claim beside them")
     if not (folder / RUN).is_file() or MODEL_HASH not in privacy:
         return Verification(False, "the folder does not say which model the claim is about")
     condition = state_of(folder)
@@ -114,6 +117,7 @@ def numbers(value: Any) -> Any:
 # ``audit.json``           membership attacks on the run's model
 # ``inversion.json``       images reconstructed from updates
 # ``release.json``         an attack on a release of statistics
+# ``answers.json``         the answers of a release of statistics
 # ``fairness.json``        how groups fare
 # ``scores.json``          how a model of a table does on its test rows
 # =======================  =============================================================================
@@ -158,7 +162,7 @@ def run(folder: str | Path) -> RunFacts:
     if not any(os.path.lexists(folder / mark) for mark in _MARKS):
         raise InvalidInput(
             f"{folder} is not a run: none of {', '.join(_MARKS)} is there. Give a folder that `sordina train`, "
-            "`federate` or `audit` wrote with --out."
+            "`federate`, `audit` or `release` wrote with --out."
         )
     try:
         return _run(folder)
@@ -177,7 +181,8 @@ def _run(folder: Path) -> RunFacts:
     recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
     history = _history(folder / "metrics.jsonl", privacy)
     audited = _object(folder / "audit.json")
-    kind = _kind(privacy, recipe, history)
+    released = released_answers(_object(folder / "answers.json"))
+    kind = "release" if released and not recipe and not history else _kind(privacy, recipe, history)
     finished = bool(privacy) or kind == "audit"
     return RunFacts(
         name=folder.resolve().name,
@@ -195,6 +200,7 @@ def _run(folder: Path) -> RunFacts:
         attacks=attacks(audited),
         reconstructions=reconstructions(_object(folder / "inversion.json") or audited),
         release=release(_object(folder / "release.json")),
+        answers=released,
         leakage=_leakage(privacy),
         leakage_limit=_number(privacy.get("leakage_limit")),
         fairness=fairness(_object(folder / "fairness.json") or next(iter(result.get("fairness", {}).values()), {})),

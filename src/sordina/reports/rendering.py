@@ -16,7 +16,7 @@ from sordina import private_files
 from sordina.privacy import best_guess, format_down, format_up, percent_up, rounded_up
 from sordina.reports import charts, reading, words
 from sordina.reports.charts import Bars, Chart, data_address, draw, draw_bars, swatch
-from sordina.reports.facts import AccountFacts, Image, Reconstruction, Report, RunFacts, last
+from sordina.reports.facts import AccountFacts, Image, Reconstruction, ReleasedAnswer, Report, RunFacts, last
 
 # Pieces of HTML that several sections use; everything that comes from outside passes through `escape`.
 
@@ -114,6 +114,8 @@ _GENERAL = (
     "person who took no part; that is not what a guarantee of this kind is about.",
     "What a person tells elsewhere, and data sets that were never protected, can be combined with the model.",
 )
+_MOST_LINES = 1000
+"""Of released answers on the page; all of them are in its JSON."""
 
 
 def answer(report: Report) -> str:
@@ -235,6 +237,47 @@ def _rebuilt(case: Reconstruction) -> str:
 def _shot(image: Image, alt: str, *lines: str) -> str:
     said = "".join(paragraph(line) for line in lines if line)
     return f'<div><img src="{data_address(image)}" width="132" height="132" alt="{escape(alt)}">{said}</div>'
+
+
+def statistics(report: Report) -> str:
+    """The answers of releases of statistics, each with its interval, its bias and its cost."""
+    parts = [_answered(run) for run in report.runs if run.answers]
+    return section("statistics", "Released answers", cards(parts, "cards stack"))
+
+
+def _answered(run: RunFacts) -> str:
+    lines = [line for one in run.answers for line in _lines(one)]
+    left = len(lines) - _MOST_LINES
+    sure = " / ".join(f"{level:g} %" for level in sorted({100 * one.confidence for one in run.answers}))
+    head = ("question", "group", "value", f"{sure} interval", "what is biased", "cost by itself")
+    seeded = not all(one.releasable for one in run.answers)
+    return (
+        f'<article class="card{" alarm" if seeded else ""}"><h3>{escape(run.name)}</h3>'
+        + ('<span class="badge bad">SEEDED: DO NOT RELEASE</span>' if seeded else "")
+        + table(head, lines[:_MOST_LINES], f"Released answers of {run.name}")
+        + (paragraph(f"{left:,} more lines are in the JSON file beside this page.", "hint") if left > 0 else "")
+        + paragraph(
+            f"Each interval holds by itself. All questions together: {run.claim.statement.rstrip('.')}.", "hint"
+        )
+        + "</article>"
+    )
+
+
+def _lines(one: ReleasedAnswer) -> list[tuple[str, ...]]:
+    """A line for each cell; bias and cost are the whole question's and stand in its first."""
+    told = (" ".join(one.notes) or "—", f"ε = {format_up(one.epsilon)}, δ = {format_up(one.delta, 3)}")
+    if not one.cells:
+        return [(one.question, "no group was found", "—", "—", *told)]
+    return [
+        (
+            one.question,
+            ", ".join(cell.group) or "all",
+            f"{cell.value:.6g}",
+            "—" if cell.low is None or cell.high is None else f"{cell.low:.6g} to {cell.high:.6g}",
+            *(told if place == 0 else ("", "")),
+        )
+        for place, cell in enumerate(one.cells)
+    ]
 
 
 def released(report: Report) -> str:
@@ -375,7 +418,8 @@ def _number(value: float) -> str:
 
 
 SECTIONS = (
-    answer, course, attacked, reconstructed, released, clients, fair, ledger, caveats, privacy_cards, origin,
+    answer, statistics, course, attacked, reconstructed, released, clients, fair, ledger, caveats, privacy_cards,
+    origin,
 )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ _WHO = {"record": "record", "user": "person", "group": "group of people"}
 
 
 def subject(run: RunFacts) -> str:
-    """What was trained, and on whom."""
+    """What was trained, and on whom; of a release, what was asked."""
+    if run.kind == "release":
+        return f"Released answers to {len(run.answers)} question{'s' * (len(run.answers) != 1)} about a table."
     what = {"train": "A model", "federate": "A federation of clients", "audit": "An audited model"}[run.kind]
     model = f" ({run.model})" if run.model else ""
     whom = f" on the data set “{run.dataset}”" if run.dataset else ""
@@ -63,10 +65,11 @@ def answer(run: RunFacts) -> list[str]:
     if not claim.verified:
         sentences.insert(0, f"Nobody checked this claim: {claim.unverified}. What follows holds only if it is true.")
     if claim.releasable is False:
+        what = "answers" if run.kind == "release" else "model"
         sentences.insert(
             0,
             "The noise came from a seed, and whoever knows the seed can take it off again: this run is for "
-            "reproduction only. Do not release the model. What follows would hold if the noise were secret.",
+            f"reproduction only. Do not release the {what}. What follows would hold if the noise were secret.",
         )
     return sentences
 
@@ -85,15 +88,16 @@ def _odds(run: RunFacts) -> list[str]:
         return [claim.statement]
     epsilon, delta = claim.epsilon, claim.delta or 0.0
     who = _WHO.get(claim.unit, claim.unit)
+    seen, data = ("answers", "table") if run.kind == "release" else ("model", "training data")
     if claim.trust == "local":
         bet = f"which of two possible sets of data one {who} holds"
     elif claim.adjacency == "add-remove":
-        bet = f"whether one particular {who} was among the training data"
+        bet = f"whether one particular {who} was {'in' if run.kind == 'release' else 'among'} the {data}"
     else:
-        bet = f"which of two candidates for one {who}'s place was in the training data"
+        bet = f"which of two candidates for one {who}'s place was in the {data}"
     save = f", but for a chance of 1 in {math.floor(1 / delta + 1e-9):,}" if delta else ""
     return [
-        f"Suppose an attacker sees the model, knows all the other data, and asks {bet}. A coin guesses right half "
+        f"Suppose an attacker sees the {seen}, knows all the other data, and asks {bet}. A coin guesses right half "
         f"of the time; the attacker does so at most {percent_up(best_guess(epsilon, delta))} of the time.",
         f"The odds move at most {rounded_up(odds_factor(epsilon))}-fold either way (ε = {rounded_up(epsilon)}){save}.",
         f"An attacker who wrongly accuses 1 % of those who were not in finds at most "

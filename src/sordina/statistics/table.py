@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,19 @@ from sordina.statistics.groups import Divider, Grouping
 from sordina.statistics.most_common import MostCommon
 from sordina.statistics.noise import Choice
 from sordina.statistics.planning import cost, refuse_spent, share_budget
-from sordina.statistics.quantiles import CELLS, Quantiles
+from sordina.statistics.quantiles import Quantiles
 from sordina.statistics.rows import BoundedRows, RowReader
-from sordina.statistics.statistic import Statistic, Subject, Terms
+from sordina.statistics.statistic import Statistic, Subject
+from sordina.statistics.table_arguments import (
+    bin_edges,
+    checked_budget,
+    checked_probabilities,
+    checked_weight,
+    grid_points,
+    public_terms,
+    whole_number,
+    with_person,
+)
 from sordina.statistics.totals import Count, Mean, Sum, Variance
 from sordina.tables.readers import Source, header
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
@@ -35,6 +44,12 @@ _THRESHOLD_SHARE = 0.1
 """Share of the budget's delta that each question with unknown groups takes."""
 _WIDEST = 1e150
 """No range is wider: its square would not be a number."""
+_BEFORE_QUESTIONS = 2
+"""Steps of a release before its first question: sharing the budget, reading the table."""
+
+
+def _silent(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +156,9 @@ class Table:
     ) -> None:
         if (ledger is None) != (dataset_budget is None):
             raise InvalidInput("a ledger and the name of its data set (dataset_budget) go together.")
-        self.budget = _budget(budget)
-        self.schema = _with_person(Schema.load(schema), person, rows_per_person)
-        self.terms = _terms(self.schema, rows)
+        self.budget = checked_budget(budget)
+        self.schema = with_person(Schema.load(schema), person, rows_per_person)
+        self.terms = public_terms(self.schema, rows)
         self._header = header(source, encoding=encoding, separator=separator)
         self._ledger = ledger if ledger is None or isinstance(ledger, Ledger) else Ledger(ledger)
         self._dataset = dataset_budget
@@ -260,7 +275,7 @@ class Table:
                 then are, too, and better. Days, for dates.
             epsilon: See `count`.
         """
-        shares = _probabilities(probabilities)
+        shares = checked_probabilities(probabilities)
         text = f"quantiles({column}, {', '.join(f'{one:g}' for one in shares)})"
         return self._query(self._quantiles(text, column, shares, where, by, interval, step), epsilon)
 
@@ -306,7 +321,7 @@ class Table:
         found = self._column(column)
         divider = Divider(found)
         if found.kind in (ColumnKind.NUMBER, ColumnKind.DATE):
-            divider = Divider(found, _edges(self._measured(column), bins))
+            divider = Divider(found, bin_edges(self._measured(column), bins))
         subject = replace(self._subject(f"histogram({column})", where, None), grouping=self._grouping((divider,)))
         return self._query(Count(subject), epsilon)
 
@@ -385,7 +400,7 @@ class Table:
         if epsilon is not None:
             refuse_spent(budget, spent)
             budget, spent = Budget(check_epsilon(epsilon), budget.delta), ()
-        stated = None if weights is None else tuple(map(_weight, weights))
+        stated = None if weights is None else tuple(map(checked_weight, weights))
         return share_budget(statistics, self.terms, budget, spent=spent, weights=stated, equal_error=equal_error)
 
     def error(self, query: TableQuery, choice: Choice, confidence: float = 0.95, rows: int | None = None) -> float:
@@ -397,7 +412,7 @@ class Table:
             confidence: Such as 0.95.
             rows: About how many rows there are.
         """
-        terms = self.terms if rows is None else replace(self.terms, rows=_whole("rows", rows))
+        terms = self.terms if rows is None else replace(self.terms, rows=whole_number("rows", rows))
         return query.statistic.rows_error(check_confidence(confidence), choice, terms) * query.statistic.scale(terms)
 
     def release(
@@ -407,6 +422,7 @@ class Table:
         equal_error: bool = False,
         epsilon: float | None = None,
         confidence: float = 0.95,
+        progress: Callable[[int, int], None] = _silent,
     ) -> tuple[Answer, ...]:
         """Ask several questions together: they share what is left of the budget, or ``epsilon`` of it.
 
@@ -419,6 +435,8 @@ class Table:
             equal_error: Whether all shall have the same error, counted in rows.
             epsilon: What they may cost together; all that is left if None.
             confidence: Of each interval.
+            progress: Told how many steps are done, of how many: the budget shared, the table read, each question
+                answered. How many depends on the questions alone.
         """
         if not queries or not all(isinstance(one, TableQuery) and one.table is self for one in queries):
             raise InvalidInput("release takes one or more questions of this table, such as table.count().")
@@ -427,12 +445,14 @@ class Table:
             epsilon = queries[0].epsilon
         elif epsilon is None and any(one.epsilon is not None for one in queries):
             raise InvalidInput("questions asked together share one epsilon: state it in release(..., epsilon=).")
+        progress(0, _BEFORE_QUESTIONS + len(queries))
         choices = self.choices(queries, weights=weights, equal_error=equal_error, epsilon=epsilon)
         events = tuple(one.statistic.event(choice, self.terms) for one, choice in zip(queries, choices, strict=True))
         self._refuse_over_budget(events)
+        progress(1, _BEFORE_QUESTIONS + len(queries))
         names = set().union(*(one.statistic.names() for one in queries))
         if self._ledger is None or self._dataset is None:
-            return self._answers(queries, choices, events, self._reader.rows(names), confidence)
+            return self._answers(queries, choices, events, self._reader.rows(names), confidence, progress)
         what = "release: " + "; ".join(one.text for one in queries)
         reservation = self._ledger.reserve(self._dataset, Composed(events), what=what[:200], unit=self.unit)
         try:
@@ -441,7 +461,7 @@ class Table:
             self._ledger.release(reservation.id, why="the table could not be read: no noise was drawn, nothing told")
             raise
         with reservation:
-            return self._answers(queries, choices, events, rows, confidence)
+            return self._answers(queries, choices, events, rows, confidence, progress)
 
     def _answers(
         self,
@@ -450,10 +470,12 @@ class Table:
         events: tuple[Event, ...],
         rows: BoundedRows,
         confidence: float,
+        progress: Callable[[int, int], None],
     ) -> tuple[Answer, ...]:
         self._events += events
-        answers = []
+        answers: list[Answer] = []
         for query, choice, event in zip(queries, choices, events, strict=True):
+            progress(_BEFORE_QUESTIONS + len(answers), _BEFORE_QUESTIONS + len(queries))
             found = query.statistic.answer(rows, choice, self.terms, confidence, self._rng)
             try:
                 error = self.error(query, choice, confidence)
@@ -464,6 +486,7 @@ class Table:
                     query.text, found, confidence, event, self.guarantee((event,)), error, random.releasable(self._rng)
                 )
             )
+        progress(_BEFORE_QUESTIONS + len(answers), _BEFORE_QUESTIONS + len(queries))
         return tuple(answers)
 
     def _refuse_over_budget(self, events: tuple[Event, ...]) -> None:
@@ -550,106 +573,4 @@ class Table:
         if not subject.grouping.known:
             raise InvalidInput("quantiles by group need groups that the schema lists: state their values.")
         found = self._measured(column)
-        return Quantiles(subject, found, shares, bool(interval), cells=_steps_in(found, step))
-
-
-def _budget(budget: Any) -> Budget:
-    if isinstance(budget, Budget):
-        found = budget
-    elif isinstance(budget, Sequence) and len(budget) == 2 and not isinstance(budget, str):
-        found = Budget(*budget)
-    else:
-        raise InvalidInput("budget must be a Budget, such as sordina.Budget(epsilon=1, delta=1e-6).")
-    if math.isinf(found.epsilon):
-        raise InvalidInput("a table needs a finite epsilon: without privacy, use pandas itself.")
-    return found
-
-
-def _with_person(schema: Schema, person: str | None, rows_per_person: int | None) -> Schema:
-    if person is not None:
-        if not isinstance(person, str):
-            raise InvalidInput("person must be the name of a column.")
-        owner = ColumnSchema(person, ColumnKind.PERSON)
-        known = any(column.name == person for column in schema.columns)
-        kept = [owner if column.name == person else column for column in schema.columns]
-        groups = tuple(name for name in schema.groups if name != person)
-        target = None if schema.target == person else schema.target
-        columns = tuple(kept if known else [*kept, owner])
-        schema = Schema(columns, target, person, schema.rows_per_person, groups, schema.missing, schema.rows)
-    if rows_per_person is not None:
-        if schema.person is None:
-            raise InvalidInput("rows_per_person needs persons: say which column tells them apart, as person=.")
-        schema = replace(schema, rows_per_person=_whole("rows_per_person", rows_per_person))
-    return schema
-
-
-def _terms(schema: Schema, rows: int | None) -> Terms:
-    persons = schema.person is not None
-    stated = schema.rows if rows is None else _whole("rows", rows)
-    return Terms(
-        (schema.rows_per_person or 1) if persons else 1, persons, stated, schema.rows is not None and rows is None
-    )
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise InvalidInput(f"{name} must be a whole number of at least 1.")
-    return int(value)
-
-
-def _weight(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise InvalidInput("weights must be positive numbers, one for each question.")
-    return float(value)
-
-
-def _probabilities(probabilities: Any) -> tuple[float, ...]:
-    if isinstance(probabilities, (int, float)):
-        probabilities = (probabilities,)
-    if (
-        isinstance(probabilities, str)
-        or not isinstance(probabilities, (Sequence, np.ndarray))
-        or not len(probabilities)
-    ):
-        raise InvalidInput("probabilities must be numbers strictly between 0 and 1, such as [0.25, 0.5, 0.75].")
-    for one in probabilities:
-        if isinstance(one, bool) or not isinstance(one, (int, float, np.floating)) or not 0 < one < 1:
-            raise InvalidInput("probabilities must be numbers strictly between 0 and 1, such as [0.25, 0.5, 0.75].")
-    found = tuple(sorted({float(one) for one in probabilities}))
-    if len(found) > 1000:
-        raise InvalidInput("ask for at most 1000 quantiles.")
-    return found
-
-
-def _steps_in(column: ColumnSchema, step: Any) -> int:
-    """How many points the grid of a column's values has."""
-    assert column.low is not None
-    assert column.high is not None
-    if step is None:
-        if column.kind is not ColumnKind.DATE:
-            return CELLS
-        step = 1.0
-    if isinstance(step, bool) or not isinstance(step, (int, float)) or not 0 < step < math.inf:
-        raise InvalidInput("step must be a positive number, such as 1 for whole numbers.")
-    if column.scale == "log":
-        raise InvalidInput(f"column {column.name!r} has the scale log: its grid has no steps of one size.")
-    steps = (column.high - column.low) / step
-    if steps > CELLS or abs(steps - round(steps)) > 1e-6:
-        raise InvalidInput(f"step must divide the range of {column.name!r} into at most {CELLS:,} whole steps.")
-    return round(steps) + 1
-
-
-def _edges(column: ColumnSchema, bins: Any) -> tuple[float, ...]:
-    assert column.low is not None
-    assert column.high is not None
-    if isinstance(bins, (int, np.integer)) and not isinstance(bins, bool):
-        if not 1 <= bins <= 100_000:
-            raise InvalidInput("bins must be a whole number from 1 to 100000, or a list of edges.")
-        return tuple(np.linspace(column.low, column.high, int(bins) + 1).tolist())
-    try:
-        edges = tuple(float(edge) for edge in bins)
-    except (TypeError, ValueError):
-        raise InvalidInput("bins must be a whole number from 1 to 100000, or a list of edges.") from None
-    if len(edges) < 2 or not all(map(math.isfinite, edges)) or any(b <= a for a, b in itertools.pairwise(edges)):
-        raise InvalidInput("the edges of bins must increase, and be at least two.")
-    return edges
+        return Quantiles(subject, found, shares, bool(interval), cells=grid_points(found, step))
