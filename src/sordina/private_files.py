@@ -105,15 +105,18 @@ def open_to_append(path: Path) -> TextIO:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o600), "a", encoding="utf-8")
 
 
-def read(path: Path, *, at_most: int | None = None) -> bytes:
+def read(path: Path, *, at_most: int | None = None, follow: bool = True) -> bytes:
     """The bytes of ``path``.
 
     Args:
         path: A regular file, or a link to one; a pipe or folder is refused at once instead of waited for.
         at_most: Refuse a larger file.
+        follow: Whether ``path`` may be a link; refused otherwise.
     """
     with explained("read", path):
-        handle = os.open(path, os.O_RDONLY | _NO_WAIT)
+        if not follow and path.is_symlink():
+            raise InvalidInput(f"{path} is a symbolic link.")
+        handle = os.open(path, os.O_RDONLY | _NO_WAIT | (0 if follow else _NO_LINK))
         with os.fdopen(handle, "rb") as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):

@@ -15,7 +15,7 @@ from sordina.federated.decentralized.gossip import (
     average,
     coalition_losses,
     pair_losses,
-    published_bound,
+    sum_over_messages,
 )
 from sordina.federated.decentralized.graphs import CommunicationGraph, named
 from sordina.federated.decentralized.lattice import effective
@@ -106,11 +106,11 @@ def test_far_parties_learn_less_and_nobody_learns_more_than_the_value_with_its_n
     assert by_distance[-1] < 0.2
 
 
-def test_messages_together_tell_more_than_the_published_sum():
+def test_messages_together_tell_more_than_their_sum_one_by_one():
     """A path of three: two messages of the middle party show the other end, the sum of single messages says a third."""
     path = GossipPlan(CommunicationGraph("path", 3, np.array([[0, 1], [1, 2]])), 2, message_noise=1e-3)
     assert pair_losses(path, [0])[0, 2] == pytest.approx(1.0, rel=1e-2)
-    assert published_bound(path, [0])[0, 2] == pytest.approx(1 / 3, rel=1e-3)
+    assert sum_over_messages(path, [0])[0, 2] == pytest.approx(1 / 3, rel=1e-3)
 
 
 def test_odd_plans_are_refused():

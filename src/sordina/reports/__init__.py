@@ -1,7 +1,7 @@
 """Reports: facts as frozen data, and their rendering, kept apart.
 
 `facts` (what is known), `reading` (from run folders), `words` (what it means to a person), `charts` (what it looks
-like) and `rendering` (the one HTML file).
+like), `html_pieces` and `rendering` (the one HTML file).
 
 Public are `report` (one page from any runs), `privacy_card` and `as_markdown` (the card of a run), and the facts:
 `Report`, `Claim`. Names are loaded when first used.

@@ -335,7 +335,12 @@ def png(image: Image) -> bytes:
 
 def data_address(image: Image) -> str:
     """``data:image/png;base64,...``."""
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode("ascii")
+    return png_address(png(image))
+
+
+def png_address(content: bytes) -> str:
+    """The address of a PNG file that is its whole content."""
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii")
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:

@@ -186,6 +186,43 @@ class FairnessFacts:
 
 
 @dataclass(frozen=True)
+class NetworkFigure:
+    """A picture that a run without a server drew, and what it shows in a sentence."""
+
+    name: str
+    title: str
+    sentence: str
+    png: bytes
+    """Its file; for the page only, not among the plain data."""
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """A run without a server: who is protected from whom. Figures are None where nothing was computed."""
+
+    topology: str
+    """``gossip``, ``walk`` or ``decor``."""
+    graph: str
+    parties: int | None
+    rounds: int | None
+    gossip_rounds: int | None
+    """Of averaging, in each round of gossip."""
+    protected_from: str
+    worst_epsilon: float | None
+    """Of the worst pair, or of decor's worst party: what the run claims."""
+    mean_epsilon: float | None
+    """Of the mean pair."""
+    delta: float | None
+    observers: int | None = None
+    """The parties whose views the mean is over."""
+    by_distance: tuple[tuple[float, float, float], ...] = ()
+    """Of gossip: distance in the graph, mean and largest epsilon of the pairs computed."""
+    figures: tuple[NetworkFigure, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Figures in the folder that are links, no PNG files, or too large."""
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """One run folder."""
 
@@ -212,6 +249,8 @@ class RunFacts:
     """What each client leaked, by its own account."""
     leakage_limit: float | None = None
     fairness: FairnessFacts | None = None
+    network: NetworkFacts | None = None
+    """Of a run without a server."""
     caveats: tuple[str, ...] = ()
     command: str | None = None
     versions: tuple[tuple[str, str], ...] = ()
@@ -278,14 +317,14 @@ class Report:
             raise InvalidInput("a report needs at least one run folder.")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; an infinite number becomes the string "inf"."""
+        """JSON-ready; an infinite number becomes the string "inf", and bytes are left out."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _plain(inner) for key, inner in value.items() if not isinstance(inner, bytes)}
     if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
     if isinstance(value, float) and value in (float("inf"), float("-inf")):

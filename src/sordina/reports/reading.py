@@ -22,6 +22,8 @@ from sordina.privacy import Adjacency
 from sordina.reports.attack_facts import attacks, fairness, reconstructions, release
 from sordina.reports.card import answers, privacy_card
 from sordina.reports.facts import AccountFacts, Booking, Claim, Moment, Report, RunFacts, last
+from sordina.reports.network_facts import command as network_command
+from sordina.reports.network_facts import network
 from sordina.reports.release_facts import released_answers
 from sordina.run_folder import MODEL_HASH, RUN, FolderState, read_claim, read_facts, read_json, state_of
 
@@ -119,6 +121,7 @@ def numbers(value: Any) -> Any:
 # ``release.json``         an attack on a release of statistics
 # ``answers.json``         the answers of a release of statistics
 # ``fairness.json``        how groups fare
+# ``*.png``                the figures of a run without a server (`network_facts`)
 # ``scores.json``          how a model of a table does on its test rows
 # =======================  =============================================================================
 
@@ -204,6 +207,7 @@ def _run(folder: Path) -> RunFacts:
         leakage=_leakage(privacy),
         leakage_limit=_number(privacy.get("leakage_limit")),
         fairness=fairness(_object(folder / "fairness.json") or next(iter(result.get("fairness", {}).values()), {})),
+        network=network(folder, privacy, recipe, result),
         caveats=_caveats(privacy) if finished else (_UNFINISHED,),
         command=_command(kind, recipe),
         versions=tuple(privacy.get("versions", audited.get("versions", {})).items()),
@@ -323,6 +327,8 @@ def _command(kind: str, recipe: dict[str, Any]) -> str | None:
     """The command that asks for ``recipe`` again: its options are the recipe's fields. None if no command can."""
     if isinstance(recipe.get("command"), str):
         return str(recipe["command"])
+    if "topology" in recipe:
+        return network_command(recipe)
     subject = "data" if kind == "federate" else "dataset"
     if subject not in recipe or "population" in recipe or recipe.get("options"):
         return None

@@ -1,11 +1,11 @@
-"""The page: pieces of HTML, sections in reading order, runs side by side, and one self-contained file."""
+"""The page: sections in reading order, runs side by side, and one self-contained file."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from html import escape
 from importlib import resources
@@ -15,93 +15,19 @@ import sordina
 from sordina import private_files
 from sordina.privacy import best_guess, format_down, format_up, percent_up, rounded_up
 from sordina.reports import charts, reading, words
-from sordina.reports.charts import Bars, Chart, data_address, draw, draw_bars, swatch
-from sordina.reports.facts import AccountFacts, Image, Reconstruction, ReleasedAnswer, Report, RunFacts, last
-
-# Pieces of HTML that several sections use; everything that comes from outside passes through `escape`.
-
-
-def section(name: str, title: str, *parts: str) -> str:
-    """A headed section; empty if nothing is in it."""
-    inside = "".join(parts)
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{inside}</section>' if inside else ""
-
-
-def paragraph(words: str, kind: str = "") -> str:
-    """One paragraph."""
-    return f"<p{_class(kind)}>{escape(words)}</p>"
-
-
-def cards(parts: Iterable[str], kind: str = "cards") -> str:
-    """Parts side by side where there is room; empty if there are none."""
-    inside = "".join(parts)
-    return f'<div class="{kind}">{inside}</div>' if inside else ""
-
-
-def bullets(items: Iterable[str]) -> str:
-    """A plain list."""
-    inside = "".join(f"<li>{escape(item)}</li>" for item in items)
-    return f'<ul class="plain">{inside}</ul>' if inside else ""
-
-
-def keys(pairs: Iterable[tuple[str, str | None]]) -> str:
-    """Names and values; a value that is None is left out."""
-    inside = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs if value is not None)
-    return f'<dl class="key">{inside}</dl>' if inside else ""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, kind: str = "") -> str:
-    """A table that scrolls sideways by itself when it is too wide; a ``tight`` one does not break lines."""
-    header = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join("<tr>" + _cells(row) + "</tr>" for row in rows)
-    label = escape(caption)
-    return (
-        f'<div class="wide" role="region" aria-label="{label}" tabindex="0"><table{_class(kind)} aria-label="{label}">'
-        f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def figure(chart: Chart | Bars | None) -> str:
-    """A chart with its title, what it shows in words, its legend and its values as a table."""
-    if chart is None:
-        return ""
-    drawn = draw_bars(chart) if isinstance(chart, Bars) else draw(chart)
-    return (
-        f"<figure><figcaption><h3>{escape(chart.title)}</h3><p>{escape(chart.summary)}</p></figcaption>"
-        f'{_legend(chart)}{drawn}<div class="tip" role="status"></div>{_values(chart)}</figure>'
-    )
-
-
-def _legend(chart: Chart | Bars) -> str:
-    if isinstance(chart, Bars):
-        return ""
-    entries = "".join(f"<li>{swatch(series)}{escape(series.name)}</li>" for series in chart.series)
-    return f'<ul class="legend" aria-label="Legend">{entries}</ul>'
-
-
-def _values(chart: Chart | Bars) -> str:
-    if isinstance(chart, Bars):
-        rows = [(bar.label, chart.axis.text(bar.value)) for bar in chart.bars]
-        inside = table(("what", chart.axis.label), rows, f"Values of {chart.title}")
-    else:
-        lines = [
-            (series.name, chart.x.text(x), chart.y.text(y))
-            for series in chart.series
-            if not series.reference
-            for x, y in series.points
-        ]
-        inside = table(("series", chart.x.label, chart.y.label), lines, f"Values of {chart.title}")
-    return f"<details><summary>Values as a table</summary>{inside}</details>"
-
-
-def _cells(row: Sequence[str]) -> str:
-    first, *rest = row
-    return f'<th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
-
+from sordina.reports.charts import data_address, png_address
+from sordina.reports.facts import (
+    AccountFacts,
+    Image,
+    NetworkFacts,
+    NetworkFigure,
+    Reconstruction,
+    ReleasedAnswer,
+    Report,
+    RunFacts,
+    last,
+)
+from sordina.reports.html_pieces import bullets, cards, figure, keys, paragraph, section, table
 
 # The sections of a report in reading order; a section without facts is empty and does not appear.
 
@@ -308,6 +234,46 @@ def clients(report: Report) -> str:
     return section("clients", "What each client leaked", cards(figures, "cards charts"))
 
 
+def network(report: Report) -> str:
+    """Runs without a server: who is protected from whom, and the figures that the run drew."""
+    parts = []
+    for run in report.runs:
+        found = run.network
+        if found is None or run.claim.other_model:
+            continue
+        lacking = f"Left out, as no PNG file of a few megabytes: {', '.join(found.left_out)}." if found.left_out else ""
+        parts.append(
+            f'<div class="card"><h3>{escape(run.name)}: by the account of the run</h3>{keys(_network_keys(found))}'
+            f"{paragraph(lacking, 'hint') if lacking else ''}</div>"
+        )
+        parts += [_drawn(one) for one in found.figures]
+    return section("network", "Without a server: who learns what from whom", cards(parts, "cards charts"))
+
+
+def _network_keys(found: NetworkFacts) -> list[tuple[str, str | None]]:
+    averaging = f", {found.gossip_rounds} of averaging in each" if found.gossip_rounds else ""
+    worst, mean = found.worst_epsilon, found.mean_epsilon
+    over = f", over what {found.observers} parties see" if found.observers else ""
+    return [
+        ("Graph", f"{found.graph} ({found.topology})" + (f", {found.parties:,} parties" if found.parties else "")),
+        ("Rounds", None if found.rounds is None else f"{found.rounds}{averaging}"),
+        ("Protected", "each honest party" if found.topology == "decor" else "each party, with all its data"),
+        ("From", found.protected_from),
+        (
+            "Worst party" if found.topology == "decor" else "Worst pair",
+            f"ε at most {rounded_up(worst)}" if worst else None,
+        ),
+        ("Mean pair", f"ε = {rounded_up(mean)}{over}" if mean else None),
+    ]
+
+
+def _drawn(one: NetworkFigure) -> str:
+    return (
+        f"<figure><figcaption><h3>{escape(one.title)}</h3><p>{escape(one.sentence)}</p></figcaption>"
+        f'<img class="drawn" src="{png_address(one.png)}" alt="{escape(one.sentence)}"></figure>'
+    )
+
+
 def fair(report: Report) -> str:
     """How groups fare."""
     parts = []
@@ -418,8 +384,8 @@ def _number(value: float) -> str:
 
 
 SECTIONS = (
-    answer, statistics, course, attacked, reconstructed, released, clients, fair, ledger, caveats, privacy_cards,
-    origin,
+    answer, statistics, course, network, attacked, reconstructed, released, clients, fair, ledger, caveats,
+    privacy_cards, origin,
 )  # fmt: skip
 
 
@@ -442,7 +408,7 @@ def side_by_side(report: Report) -> str:
 
 
 COMPARISON_SECTIONS = (
-    side_by_side, course, attacked, reconstructed, clients, fair,
+    side_by_side, course, network, attacked, reconstructed, clients, fair,
     caveats, origin,
 )  # fmt: skip
 

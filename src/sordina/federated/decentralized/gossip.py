@@ -10,16 +10,17 @@ members' neighbours and knows its own noises; what it does not know stays linear
 `accounting.linear_gaussian` says exactly what it learns about each party. It may also send what it likes: its own
 messages are known to it.
 
-**The noise tau on every message** is not in the paper. Without it states are *deterministic* functions of earlier
+**The noise tau on every message** was added here. Without it states are *deterministic* functions of earlier
 ones, and whoever sees enough of them with infinite precision solves for the rest: a neighbour's first two messages,
 for instance, show a mean of second neighbours of which all but one are known. Exact accounts are then either those of
 local privacy or a matter of the last bit. A fiftieth of sigma on every message ends that, raises the error by
 ``K tau^2 / sigma^2``, 2 % in 50 rounds, and lets messages live on a grid (`lattice`; smoothness: a hidden message has
 a conditional deviation of at least tau / 2.5, 25 steps).
 
-**The published bound** (Theorem 1 there) adds up what each message tells by itself. Messages share noises, so the sum
-is no bound on what they tell together: on a path of three, the end party that sees two messages of the middle one
-learns the other end's noised value in full. `published_bound` computes it for comparison; accounts never use it.
+**The sum over single messages** (Theorem 1 there, as we read it, for noise on the values alone) adds up what each
+message tells by itself. Messages share noises, and computed exactly they can tell more together than this sum: on a
+path of three, the end party that sees two messages of the middle one learns the other end's noised value in full, where
+the sum is a third. `sum_over_messages` computes it for comparison; accounts never use it.
 
 `GossipPlan.agreed` adds what everybody sees if, after K rounds, one party's estimate is passed on to all: the state of
 the system is then known to everybody, and rounds of training compose (`gossip_training`).
@@ -221,10 +222,11 @@ def coalition_losses(plan: GossipPlan, coalition: NDArray[np.int64] | list[int])
     return _Responses.of(plan, members).losses(members)
 
 
-def published_bound(plan: GossipPlan, observers: NDArray[np.int64] | list[int] | None = None) -> Doubles:
-    """Theorem 1 of the paper, as mu^2 at sensitivity 1: ``sum_k sum_{w ~ v} (W^k)_uw^2 / (sigma^2 |(W^k)_w|^2)``.
+def sum_over_messages(plan: GossipPlan, observers: NDArray[np.int64] | list[int] | None = None) -> Doubles:
+    """What single messages tell, added up: mu^2, ``sum_k sum_{w ~ v} (W^k)_uw^2 / (sigma^2 |(W^k)_w|^2)``.
 
-    Not an upper bound of what is learned (see the head of this file); for comparison only.
+    At sensitivity 1; so we read Theorem 1 of Cyffers et al. 2022. All messages together can tell more (see the head of
+    this file): for comparison only.
 
     Args:
         plan: What is done; its message noise and acceleration are left out.

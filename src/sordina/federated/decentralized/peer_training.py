@@ -4,8 +4,9 @@
     In every round all parties compute a clipped update at the *common* model and average it by gossip; the estimate of
     one party, the leader, is then passed on from neighbour to neighbour, and everybody takes the same step. That is
     what makes rounds compose: if states stayed different, a party's data would live on in states that an observer
-    has not seen, and the loss of later rounds would not be that of a fresh mechanism given the observer's view. (The
-    paper composes nevertheless.) What is passed on is part of every view (`GossipPlan.leader`).
+    has not seen, and the loss of later rounds would not be that of a fresh mechanism given the observer's view. (Rounds
+    with states that stay different are not accounted for here.) What is passed on is part of every view
+    (`GossipPlan.leader`).
 `decor`
     Allouah et al. 2024. Every party takes a noisy step of its own and sends its model to its neighbours; part of the
     noise is shared by neighbours with opposite signs. Account: whoever sees *all* messages and knows the noises of a

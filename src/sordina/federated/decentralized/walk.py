@@ -21,9 +21,9 @@ mixture over paths that do not depend on the data, so its divergence is, without
 
     exp((alpha - 1) D)  <=  E exp(c sum_j 1/k_j)  <=  (E exp(c / k))^C,        c = (alpha - 1) alpha / (2 sigma^2),
 
-for at most C contributions of u; the paper's weak convexity is the first term of this. A party's number of steps must
-be *capped*: afterwards it only adds noise. The published end is one more visit, at a distance b from u's last step of
-which no value has a chance above 1/n; Hoelder's inequality separates it from the rest (`_ended`).
+for at most C contributions of u (weak convexity, as we read the paper, is the first term of this). A party's number of
+steps must be *capped*: afterwards it only adds noise. The published end is one more visit, at a distance b from u's
+last step of which no value has a chance above 1/n; Hoelder's inequality separates it from the rest (`_ended`).
 
 What needs care: *clipping* is no contraction, so losses must be convex, smooth and Lipschitz by themselves.
 `linear_bounds` says what rows of bounded norm give for softmax regression; other models are refused. Tokens are rounded
