@@ -59,6 +59,7 @@ def test_the_page_shows_the_figures_and_the_json_who_is_protected_from_whom(goss
     assert all(escape(one["sentence"]) in text and "png" not in one for one in facts["figures"])
     assert "neighbours" in facts["protected_from"]
     assert not facts["left_out"]
+    assert "Budget over time" not in text, "its lines do not say what was spent: no curve that ends at 0"
 
 
 def test_files_that_are_no_figures_are_left_out(gossip, tmp_path):

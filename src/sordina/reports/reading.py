@@ -284,13 +284,10 @@ def _claimed(audited: dict[str, Any]) -> Claim:
 
 
 def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:
-    """The lines in order of steps; a private training run starts at step 0, with its first threshold."""
+    """The lines in order of steps; a private run whose lines tell what was spent starts at step 0, with nothing."""
     if not os.path.lexists(path):
         return ()
     moments: dict[int, Moment] = {}
-    first = _FIRST.search(str(privacy.get("clipping", "")))
-    if privacy.get("private"):
-        moments[0] = Moment(0, epsilon=0.0, threshold=float(first[1]) if first else None)
     for number, line in enumerate(private_files.read(path).splitlines(), 1):
         try:
             moment = _moment(json.loads(line))
@@ -298,6 +295,10 @@ def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:
             reason = type(error).__name__
             raise InvalidInput(f"{path}, line {number}: not a line of metrics ({reason}).") from error
         moments[moment.step] = moment
+    first = _FIRST.search(str(privacy.get("clipping", "")))
+    spends = any(moment.epsilon is not None for moment in moments.values())
+    if privacy.get("private") and 0 not in moments and (first or spends):
+        moments[0] = Moment(0, epsilon=0.0 if spends else None, threshold=float(first[1]) if first else None)
     return tuple(moments[step] for step in sorted(moments))
 
 
