@@ -12,7 +12,7 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
@@ -204,3 +204,23 @@ def test_a_seeded_fit_repeats_and_says_so():
             assert (one.predict(x) == two.predict(x)).all()
             assert not one.releasable_
             assert estimator(sd.Budget(5, 1e-5), bounds=(0, 8)).fit(x, y).releasable_
+
+
+@pytest.mark.parametrize(
+    "kind, rows, columns, classes, wanted",
+    [(LogisticRegression, 120, 13, 3, 0.76), (LogisticRegression, 400, 30, 4, 0.9), (LinearSVC, 400, 30, 4, 0.9)],
+)
+def test_small_tables_with_loose_bounds_are_learned_the_better_the_more_budget(kind, rows, columns, classes, wanted):
+    x, y = load_digits(return_X_y=True)
+    chosen = np.random.default_rng(0).permutation(np.flatnonzero(y < classes))
+    x, y = x[chosen][:, np.argsort(-x.var(axis=0))[:columns]], y[chosen]
+    scores = [
+        np.mean([
+            kind(sd.Budget(epsilon, 1e-5), bounds=(0, 100), random_state=seed).fit(x[:rows], y[:rows]).score(
+                x[rows:], y[rows:]
+            )
+            for seed in range(2)
+        ])
+        for epsilon in (1, 8)
+    ]  # fmt: skip
+    assert scores[1] > wanted and scores[1] > scores[0] > wanted - 0.3, scores

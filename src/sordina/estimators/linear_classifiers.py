@@ -42,9 +42,10 @@ from sordina.estimators._base import (
 from sordina.estimators._basis import FourierFeatures, HatFeatures, knots_for, number_columns
 from sordina.estimators._bins import binned_features
 from sordina.estimators._convex import LogisticLoss, MarginLoss, SmoothedHinge, shortened, signs_of
-from sordina.estimators.gradient import GradientClassifier, ProbabilityMixin
+from sordina.estimators.gradient import GradientClassifier, ProbabilityMixin, travel_for
 from sordina.estimators.perturbation import FunctionalMechanism, ObjectivePerturbation, OutputPerturbation
 from sordina.privacy import Budget
+from sordina.training.learning_rates import AutomaticRate
 
 METHODS = ("gradient", "objective", "output", "functional")
 _DUAL = (
@@ -56,7 +57,8 @@ _DUAL = (
 class LinearClassifier(GradientClassifier):
     """What linear classifiers share; see the module."""
 
-    threshold = 2.0
+    threshold = 1.0
+    least_batch = 256
     margin_loss: MarginLoss = LogisticLoss()
 
     def __init__(
@@ -155,6 +157,9 @@ class LinearClassifier(GradientClassifier):
                 "State rows_per_person=1, or take method='gradient' or 'output'."
             )
         return ObjectivePerturbation.within(budget, self.margin_loss, bound, problems, alpha)
+
+    def _learning_rate(self, units: int) -> AutomaticRate:
+        return AutomaticRate(travel_for(units))
 
     def _row_norm(self, width: int) -> float:
         """A public bound on a row's norm: each number and each category adds 1 at most, hats of a number 1 more."""
@@ -259,7 +264,7 @@ class SVC(LinearSVC):
 
     knots = None
     row_norm = None
-    threshold = 1.0
+    least_batch = 64
 
     def __init__(
         self,
@@ -284,6 +289,9 @@ class SVC(LinearSVC):
 
     def _knots(self, width: int, units: int) -> int:
         return 0
+
+    def _learning_rate(self, units: int) -> AutomaticRate:
+        return AutomaticRate()  # longer first steps were not better here, on digits
 
     def _row_norm(self, width: int) -> float:
         """``sqrt(2 / D)`` times D cosines, and the constant."""
