@@ -12,7 +12,18 @@ from sordina.cli.booking import booked_on
 from sordina.cli.main import app, main
 from sordina.privacy import Budget
 
-SUBJECTS = {"train": ["digits"], "tune": ["digits"], "federate": ["synthetic"], "schema": []}
+SUBJECTS = {"train": ["digits"], "tune": ["digits"], "federate": ["synthetic"], "schema": [], "release": []}
+
+SCHEMA = """
+[columns.age]
+kind = "number"
+low = 0
+high = 100
+
+[columns.outcome]
+kind = "category"
+values = ["0", "1"]
+"""
 
 
 def booking_commands():
@@ -50,6 +61,10 @@ def test_half_a_booking_is_refused(ledger, tmp_path, monkeypatch, capsys, name, 
     if name == "schema":
         (tmp_path / "table.csv").write_text("age,outcome\n30,1\n")
         subject = ["table.csv", "--epsilon", "1"]
+    if name == "release":
+        (tmp_path / "table.csv").write_text("age,outcome\n30,1\n")
+        (tmp_path / "table.toml").write_text(SCHEMA)
+        subject = ["table.csv", "--schema", "table.toml", "--query", "count()", "--epsilon", "1"]
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(sys, "argv", ["sordina", name, *subject, *given])
     with pytest.raises(SystemExit) as end:
