@@ -62,6 +62,13 @@ def test_the_pairs_of_gossip_have_accounts_of_their_own():
     assert mean.account.statement.details["epsilon_of_the_mean_pair"] == pytest.approx(2.0, rel=0.01)
 
 
+def test_the_pairs_of_a_walk_on_a_ring_are_judged_by_concentrated_privacy():
+    settings = PeerSettings("walk", "ring", 3, epsilon=3.0, seed=0)
+    ready = plan_peers(settings, 12)
+    worst = ready.account.epsilons(settings.delta).max()
+    assert worst == pytest.approx(ready.account.statement.epsilon, rel=1e-2)
+
+
 def test_a_step_of_gossip_is_the_leader_s_estimate_and_nothing_else():
     people = problem()
     calm = PeerSettings("gossip", "complete", 1, epsilon=1e7, learning_rate=1.0, gossip_rounds=2, seed=3)

@@ -42,10 +42,6 @@ _FIGURES = (
         "The mean squared error that noise leaves in a party's estimate, after each round of averaging.",
     ),
 )  # fmt: skip
-_CONVERTED = (
-    " Here bounds of walks are turned into epsilon as if they were those of a Gaussian mechanism: read the shape; the "
-    "proven figure is that of the worst pair."
-)
 _OPTIONS = {"learning_rate": "local-rate"}
 """Fields of a recipe whose option has another name."""
 _UNNAMED = (None, "own data", "table")
@@ -83,9 +79,9 @@ def network(
         observers=_whole(details.get("observers_accounted")),
         by_distance=tuple(
             (float(one["distance"]), float(one["mean"]), float(one["largest"]))
-            for one in (result.get("epsilon_by_distance", ()) if topology == "gossip" else ())
+            for one in result.get("epsilon_by_distance", ())
         ),
-        figures=_figures(folder, topology, left_out),
+        figures=_figures(folder, left_out),
         left_out=tuple(left_out),
     )
 
@@ -107,7 +103,7 @@ def command(recipe: dict[str, Any]) -> str | None:
     return shlex.join(words)
 
 
-def _figures(folder: Path, topology: str, left_out: list[str]) -> tuple[NetworkFigure, ...]:
+def _figures(folder: Path, left_out: list[str]) -> tuple[NetworkFigure, ...]:
     found = []
     for name, title, sentence in _FIGURES:
         if not os.path.lexists(folder / name):
@@ -116,8 +112,7 @@ def _figures(folder: Path, topology: str, left_out: list[str]) -> tuple[NetworkF
         if content is None:
             left_out.append(name)
             continue
-        said = sentence + (_CONVERTED if topology == "walk" and name != "error_by_rounds.png" else "")
-        found.append(NetworkFigure(name, title, said, content))
+        found.append(NetworkFigure(name, title, sentence, content))
     return tuple(found)
 
 

@@ -30,7 +30,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina._stacked_models import Chain
-from sordina.accounting import Event, Gaussian, Repeated, accountant, linear_gaussian, noise_multiplier
+from sordina.accounting import (
+    Event,
+    Gaussian,
+    Repeated,
+    ZeroConcentrated,
+    accountant,
+    linear_gaussian,
+    noise_multiplier,
+)
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.decentralized.gopa import clipped, worst_losses
 from sordina.federated.decentralized.gossip import ACCELERATED, MESSAGE_NOISE, GossipPlan, average, pair_losses
@@ -127,16 +135,21 @@ class PeerAccount:
     losses: Doubles | None
     """mu^2 of the whole run for each observer (row) and owner (column), where pairs have accounts of their own."""
     distances: Doubles | None
+    concentrated: bool = False
+    """Whether ``losses`` are ``2 rho`` of concentrated privacy (walks), not mu^2 of Gaussians."""
 
     def epsilons(self, delta: float) -> Doubles:
         """Epsilon of every pair in ``losses``, at ``delta``."""
-        from sordina.accounting import gaussian_epsilon
-
         assert self.losses is not None
         rounded = np.unique(np.ceil(self.losses.ravel() * 1e6) / 1e6)
-        table = {value: gaussian_epsilon(1 / math.sqrt(value), delta) if value else 0.0 for value in rounded}
+        table = {float(value): self._epsilon(float(value), delta) for value in rounded}
         found = [table[value] for value in np.ceil(self.losses.ravel() * 1e6) / 1e6]
         return np.array(found).reshape(self.losses.shape)
+
+    def _epsilon(self, squared: float, delta: float) -> float:
+        if not self.concentrated:
+            return _epsilon(squared, delta)
+        return accountant("pld").epsilon(ZeroConcentrated(squared / 2), delta, _ADJACENCY) if squared else 0.0
 
 
 @dataclass
@@ -275,7 +288,7 @@ def _plan_walk(settings: PeerSettings, parties: int) -> PeerPlan:
         observers = np.unique(np.linspace(0, parties - 1, min(parties, _OBSERVERS)).astype(np.int64))
         losses = np.array([[2 * plan.pair_event(u, int(v)).rho for u in range(parties)] for v in observers])  # type: ignore[union-attr]
         distances = np.array([[(int(v) - u) % parties for u in range(parties)] for v in observers], dtype=np.float64)
-    return PeerPlan(settings, graph, plan, PeerAccount(statement, observers, losses, distances), parties)
+    return PeerPlan(settings, graph, plan, PeerAccount(statement, observers, losses, distances, True), parties)
 
 
 def _epsilon(squared: float, delta: float) -> float:
