@@ -29,6 +29,7 @@ from sordina.federated.engines.in_process import InProcess
 from sordina.federated.flower.client import ClientContext, ClientFolder, alone, answer
 from sordina.federated.messages import ClientResult
 from sordina.federated.population import RowOrder
+from sordina.federated.privacy import central
 from sordina.federated.privacy.metric import Metric, PublicRadius
 from sordina.federated.run_keeper import federate_into
 from sordina.journal import Journal
@@ -61,7 +62,7 @@ class Drawn:
 def watched() -> Iterator[list[Drawn]]:
     """Counts rounds and clients in the last `Drawn` of the list; no figures, and one calibration for all runs."""
     box = [Drawn()]
-    whole, plan, kept = InProcess.map_reduce, recipes.make_plan, {}
+    whole, plan, kept = InProcess.map_reduce, central.make_plan, {}
 
     def counting(self: InProcess, side: Any, call: Any, clients: Any, rng: Any) -> Any:
         box[-1].rounds += 1
@@ -76,7 +77,7 @@ def watched() -> Iterator[list[Drawn]]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(InProcess, "map_reduce", counting))
-        stack.enter_context(mock.patch.object(recipes, "make_plan", planned))
+        stack.enter_context(mock.patch.object(central, "make_plan", planned))
         stack.enter_context(mock.patch("sordina.federated.record.draw", return_value=[]))
         yield box
 
