@@ -146,6 +146,16 @@ def test_what_really_remained_is_what_is_paid_for():
     assert stopped.epsilon > few.epsilon
 
 
+def test_a_round_given_up_while_it_was_unmasked_is_paid_for():
+    """Wrong shares of two clients end a round; whoever has the others' shares and tries without these has its sum."""
+    one = placement()
+    kept = DistributedState(10, None, torch.tensor([20] * 9))
+    lost, none_lost = one.statement(Facts(10, 10, 4, 10, 60, kept)), one.statement(Facts(9, 10, 4, 9, 60, kept))
+    with_least = DistributedState(10, None, torch.tensor([one.least, *[20] * 9]))
+    assert lost.epsilon > none_lost.epsilon
+    assert lost.epsilon == one.statement(Facts(10, 10, 4, 10, 60, with_least)).epsilon
+
+
 def test_more_colluding_means_more_noise():
     scales = [
         placement(clients=100, honest_share=share).scales(placement(clients=100).start(3))[0] for share in (1, 0.8, 0.6)

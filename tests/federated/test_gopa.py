@@ -142,9 +142,9 @@ def test_pairwise_noises_cancel_to_the_last_bit():
     terms, values, parties, _, board = a_round(12)
     alone = np.zeros(5, dtype=np.int64)
     for party in parties:
-        promise, message = party.send(terms)
+        promise, message, blind = party.send(terms)
         board.post_promise(party.number, promise)
-        board.post_message(party.number, message)
+        board.post_message(party.number, message, blind)
         own = clipped(values[[party.number]], 1.0)[0]
         from sordina.random import add_gaussian
 
@@ -159,10 +159,10 @@ def test_pairwise_noises_cancel_to_the_last_bit():
 def test_dropouts_are_repaired_exactly_and_cannot_come_back():
     terms, _, parties, graph, board = a_round(12)
     for party in parties:
-        promise, message = party.send(terms)
+        promise, message, blind = party.send(terms)
         board.post_promise(party.number, promise)
         if party.number not in (2, 5):
-            board.post_message(party.number, message)
+            board.post_message(party.number, message, blind)
     with pytest.raises(InvalidInput, match="did not reveal"):
         board.total()
     for dropped in (2, 5):
@@ -180,31 +180,49 @@ def test_dropouts_are_repaired_exactly_and_cannot_come_back():
             bare += gopa_party._message(lone.terms, party.number, replace(opening, pair_keys={}))
     assert (total == bare).all()
     with pytest.raises(Cheated, match="came back"):
-        board.post_message(2, parties[2].send(terms)[1])
+        board.post_message(2, *parties[2].send(terms)[1:])
     with pytest.raises(InvalidInput, match="nothing is revealed"):
         parties[int(graph.neighbours(2)[0])].reveal(2, 0)
     with pytest.raises(InvalidInput, match="did not drop out"):
         board.repair(0, {})
 
 
+def test_a_message_that_was_committed_to_and_never_sent_cannot_be_guessed():
+    """After the repair all but value + eta is known: a bare hash of one number is searched in milliseconds."""
+    from sordina.federated.decentralized.gopa_party import commitment
+
+    terms, _, parties, graph, board = a_round(12, size=1)
+    for party in parties:
+        promise, message, blind = party.send(terms)
+        board.post_promise(party.number, promise)
+        if party.number != 2:
+            board.post_message(party.number, message, blind)
+    board.repair(2, {int(one): parties[int(one)].reveal(2, 1) for one in graph.neighbours(2)})
+    known = -sum(board.repaired[2].values())
+    guesses = [(known + off).astype("<i8").tobytes() for off in range(-2000, 2001)]
+    assert parties[2].send(terms)[1].astype("<i8").tobytes() in guesses
+    for blind in ((), (b"",)):
+        assert all(commitment(b"message", b"2", *blind, one) != board.promises[2].message for one in guesses)
+
+
 def test_cheaters_are_named():
     terms, values, parties, graph, board = a_round(8)
     sent = {party.number: party.send(terms) for party in parties}
-    for number, (promise, _) in sent.items():
+    for number, (promise, *_) in sent.items():
         board.post_promise(number, promise)
     with pytest.raises(Cheated, match="party 1: opened another message"):
-        board.post_message(1, sent[1][1] + 1)
+        board.post_message(1, sent[1][1] + 1, sent[1][2])
     for odd in (sent[1][1].astype(np.float64), sent[1][1][:3], "nonsense", None):
         with pytest.raises(Cheated, match="party 1"):
-            board.post_message(1, odd)
+            board.post_message(1, odd, sent[1][2])
     with pytest.raises(Cheated, match="party 99"):
-        board.post_message(99, sent[1][1])
+        board.post_message(99, *sent[1][1:])
     neighbour = int(graph.neighbours(3)[0])
     with pytest.raises(Cheated, match=f"party {neighbour}"):
         board.repair(3, {neighbour: bytes(32)})
-    board.post_message(1, sent[1][1])
+    board.post_message(1, *sent[1][1:])
     with pytest.raises(Cheated, match="second one"):
-        board.post_message(1, sent[1][1])
+        board.post_message(1, *sent[1][1:])
     later = GopaBoard(GopaTerms(1, 5, 1.0, 0.5, 40.0), board.tags)
     later.post_promise(1, parties[1].send(terms)[0], before=sent[1][0])
     moved = GopaParty(1, values[1] + 1e-9, parties[1].open_to_auditor().salt)
@@ -220,28 +238,26 @@ def test_pairs_that_do_not_agree_and_numbers_out_of_reach_are_named():
     with pytest.raises(Cheated, match="different keys") as caught:
         board.check_pairs()
     assert set(caught.value.parties) == {4, other}
-    from sordina.federated.decentralized.gopa_party import Promise, commitment
+    from sordina.federated.decentralized.gopa_party import Promise, message_commitment
 
     for size in (10**18, -(2**63)):
         huge = np.full(5, size, dtype=np.int64)
         fresh = GopaBoard(terms, board.tags)
-        fresh.post_promise(0, Promise(b"", b"", commitment(b"message", b"0", huge.astype("<i8").tobytes())))
+        fresh.post_promise(0, Promise(b"", b"", message_commitment(0, huge, b"")))
         with pytest.raises(Cheated, match="no honest party reaches"):
-            fresh.post_message(0, huge)
+            fresh.post_message(0, huge, b"")
     with pytest.raises(InvalidInput):
         parties[0].agree(terms, {1: b"no key"})
 
 
 def test_an_auditor_finds_garbage_within_the_range():
     terms, _, parties, _, board = a_round(6)
-    from sordina.federated.decentralized.gopa_party import Promise, commitment
+    from sordina.federated.decentralized.gopa_party import Promise, message_commitment
 
-    promise, message = parties[0].send(terms)
+    promise, message, blind = parties[0].send(terms)
     wrong = message + 7
-    board.post_promise(
-        0, Promise(promise.value, promise.noise, commitment(b"message", b"0", wrong.astype("<i8").tobytes()))
-    )
-    board.post_message(0, wrong)
+    board.post_promise(0, Promise(promise.value, promise.noise, message_commitment(0, wrong, blind)))
+    board.post_message(0, wrong, blind)
     with pytest.raises(Cheated, match="do not make"):
         check_opening(board, 0, parties[0].open_to_auditor())
     other = parties[1].open_to_auditor()

@@ -140,6 +140,20 @@ def test_what_does_not_fit_is_refused():
         replayed.mask(server.letters_for(0), vectors[0])
 
 
+def test_a_key_with_which_nobody_can_agree_and_a_long_letter_stop_their_sender_only():
+    common = SecureSum("round", plan_graph(10, 0.7, 0.1), 9, 5)
+    clients = {one: AggregationClient(one, common) for one in range(10)}
+    server = AggregationServer(common, tuple(range(10)))
+    for one in range(9):
+        server.advertised(one, clients[one].advertise())
+    with pytest.raises(InvalidInput, match="public key"):
+        server.advertised(9, bytes(32) + clients[9].advertise()[32:])
+    digest, letters = clients[0].share(server.keys_for(0))
+    with pytest.raises(InvalidInput, match="length"):
+        server.shared(0, digest, {one: letter + b"x" for one, letter in letters.items()})
+    server.shared(0, digest, letters)
+
+
 def test_a_client_is_written_down_between_steps():
     vectors, common, people, server, masked = run_until_masked()
     again = AggregationClient.from_bytes(people[2].to_bytes(), common)

@@ -146,21 +146,83 @@ def test_a_client_does_not_unmask_for_a_server_that_says_few_remained(tmp_path):
         for node in range(CLIENTS)
     }
 
-    def asked(step, numbers, data, count=CLIENTS):
+    def asked(client, step, numbers, data, count=CLIENTS):
         from types import SimpleNamespace
 
-        record = {"step": step, "numbers": numbers, "data": data, "count": count}
+        record = {"client": client, "step": step, "numbers": numbers, "data": data, "count": count}
         return SimpleNamespace(content=SimpleNamespace(config_records={"secure": record}))
 
     letters = {}
     for node in range(CLIENTS):
         others = [one for one in range(CLIENTS) if one != node]
-        sent = continued(asked("share", others, [keys[one] for one in others]), contexts[node]).config_records["secure"]
+        sent = continued(asked(node, "share", others, [keys[one] for one in others]), contexts[node]).config_records[
+            "secure"
+        ]
         letters[node] = dict(zip(sent["numbers"], sent["data"], strict=True))
     others = list(range(1, CLIENTS))
-    continued(asked("mask", others, [letters[one][0] for one in others]), contexts[0])
+    continued(asked(0, "mask", others, [letters[one][0] for one in others]), contexts[0])
     with pytest.raises(Aborted, match="too few"):
-        continued(asked("unmask", others, [b""] * len(others), placement.least - 1), contexts[0])
+        continued(asked(0, "unmask", others, [b""] * len(others), placement.least - 1), contexts[0])
+    few = others[: placement.graph.threshold]
+    assert len(few) + 1 < placement.least
+    with pytest.raises(Aborted, match="more neighbours"):
+        continued(asked(0, "unmask", few, [b""] * len(few), CLIENTS), contexts[0])
+
+
+def test_a_client_that_spoils_its_shares_has_not_dropped_out(tmp_path):
+    from flwr.app import ConfigRecord, RecordDict
+
+    method, population, models = parts()
+    calls = {}
+
+    def spoil(node, reply):
+        calls[node] = calls.get(node, -1) + 1
+        if node == 102 and calls[node] == 3:
+            reply.content = RecordDict({"secure": ConfigRecord({"numbers": [1], "data": [b"x"]})})
+        return reply
+
+    result = go(method, engine_of(method, population, tmp_path, tamper=spoil), models, rounds=1)
+    assert (result.history[0].answered, result.history[0].dropped) == (CLIENTS, 0)
+
+
+def test_a_simulated_node_may_stand_for_several_clients(tmp_path):
+    from sordina.federated.engines.engine import ClientSide
+    from sordina.federated.flower.client import ClientContext, ClientFolder, alone
+    from sordina.federated.flower.client_app import client_app
+
+    method, population, models = parts()
+    side = ClientSide(method.work, method.placement)
+
+    def desk(instruction, context):
+        number = instruction.client
+        rows = slice(int(population.starts[number]), int(population.starts[number] + population.sizes[number]))
+        home = ClientFolder(tmp_path / str(number))
+        return ClientContext(side, lambda: alone(population.x[rows], population.y[rows], number), home, Fraction(2))
+
+    grid = double.DoubleGrid({100 + node: client_app(desk) for node in range(3)}, 7, None)
+    engine = double.Flower(grid, CLIENTS, Fraction(2), 0.5, shared=True)
+    engine.gather()
+    assert [one.answered for one in go(method, engine, models).history] == [CLIENTS] * ROUNDS
+
+
+def test_a_round_that_is_begun_again_gets_no_second_sum(tmp_path):
+    """The same noised update in two sums: a client missing from the second would be their difference."""
+    from sordina.federated.engines.engine import ClientSide, RoundRequest
+    from sordina.federated.population import RowOrder
+
+    method, population, models = parts()
+    lost = set()
+    engine = engine_of(
+        method, population, tmp_path, tamper=lambda node, reply: None if node in lost else reply, deadline=0.3
+    )
+    sent = method.strategy.configure(method.strategy.init(models))
+    call = RoundRequest(sent, method.placement.start(method.work.width(sent)), RowOrder(5, 0))
+    side, rng = ClientSide(method.work, method.placement), np.random.default_rng(0)
+    assert engine.map_reduce(side, call, np.arange(CLIENTS), rng).answered == CLIENTS
+    lost.add(103)
+    again = engine.map_reduce(side, call, np.arange(CLIENTS), rng)
+    assert again.answered == 0
+    assert not again.sums
 
 
 def test_a_policy_believes_in_its_own_share_of_honest_clients():

@@ -53,7 +53,7 @@ class Divider:
         """The names of the cells."""
         if not self.edges:
             return self.column.values
-        shown = [_shown(edge, self.column) for edge in self.edges]
+        shown = _shown(self.edges, self.column)
         last = len(shown) - 2
         return tuple(
             f"[{low}, {high}{']' if place == last else ')'}"
@@ -152,6 +152,8 @@ class Grouping:
         """
         allowed = self.delta * (1 - 1e-6)
         slack = 0.0 if noise.counts and noise.pure else (terms + 1) / noise.steps
+        if noise.counts and not noise.pure:
+            slack += 0.5  # counts are rounded to whole numbers before they are compared: up by a half at most
         return slack + max(
             rows + noise.tail_point(allowed * rows / rows_per_person, terms) for rows in range(1, rows_per_person + 1)
         )
@@ -164,7 +166,15 @@ def _texts(divider: Divider, data: NDArray[Any]) -> list[str | None]:
     return [labels[code] if code >= 0 else None for code in divider.codes(data).tolist()]
 
 
-def _shown(edge: float, column: ColumnSchema) -> str:
+def _shown(edges: tuple[float, ...], column: ColumnSchema) -> list[str]:
+    """The edges as texts, with as many digits as tell them apart: cells of one name would hide each other."""
+    if column.kind is ColumnKind.DATE and all(edge.is_integer() for edge in edges):
+        return [str(np.datetime64("1970-01-01") + np.timedelta64(int(edge), "D")) for edge in edges]
     if column.kind is ColumnKind.DATE:
-        return str(np.datetime64("1970-01-01") + np.timedelta64(int(edge), "D"))
-    return f"{edge:g}"
+        begin = np.datetime64("1970-01-01T00:00:00.000000")
+        return [str(begin + np.timedelta64(round(edge * 86_400_000_000), "us")) for edge in edges]
+    for digits in range(6, 18):
+        shown = [f"{edge:.{digits}g}" for edge in edges]
+        if len(set(shown)) == len(shown):
+            break
+    return shown

@@ -177,7 +177,8 @@ class TotalsNoise:
         for _ in range(100):
             middle = (low + high) / 2
             low, high = (middle, high) if self.tail(middle, terms) > chance else (low, middle)
-        return math.ceil(high - 1e-9) if self.counts and self.pure else high
+        # The tail of whole noise falls just above m - 1, where the search ends: a tolerance here would return m - 1.
+        return math.ceil(high) if self.counts and self.pure else high
 
     def simulated(self, draws: int, totals: int) -> Floats:
         """Noise of ``totals`` totals, drawn ``draws`` times by an ordinary generator: to learn its law, not to use.

@@ -74,6 +74,7 @@ class RowReader:
         self._size: int | None = None
         self._kept: NDArray[np.int64] | None = None
         self._persons: NDArray[np.int64] | None = None
+        self._owners: NDArray[np.int64] | None = None
 
     def rows(self, names: Iterable[str]) -> BoundedRows:
         """The kept rows with the columns ``names``, and with those asked for before.
@@ -91,7 +92,7 @@ class RowReader:
         return self._size or 0 if self._persons is None else len(self._persons)
 
     def _read(self, names: list[str]) -> None:
-        person = self._schema.person if self._size is None else None
+        person = self._schema.person  # read again every time: were rows of a table that changed still that person's?
         # A bare count reads one column, to see how many rows there are.
         wanted = [*names, *([person] if person else [])] or [self._schema.columns[0].name]
         parts: dict[str, list[NDArray[Any]]] = {name: [] for name in wanted}
@@ -106,11 +107,18 @@ class RowReader:
                     parts[name].append(np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64))
                 elif name in names:
                     parts[name].append(clean(piece.columns[name], self._schema[name], self._schema))
+        for name in names:  # a table without rows has columns of the same kinds
+            if not parts[name]:
+                parts[name].append(clean(np.empty(0, object), self._schema[name], self._schema))
         if self._size not in (None, size):
             raise InvalidInput("the table has changed since the first release: start a new Table.")
         columns = {name: _joined(found) for name, found in parts.items()}
         if person:
             persons = columns.pop(person).astype(np.int64)
+            if self._owners is not None and not np.array_equal(persons, self._owners):
+                raise InvalidInput("the table has changed since the first release: start a new Table.")
+        if person and self._owners is None:
+            self._owners = persons
             self._kept = kept_rows(persons, self._schema.rows_per_person or 1, self._rng)
             self._persons = persons[self._kept]
         self._size = size

@@ -170,6 +170,9 @@ class Table:
         if self.schema.person is not None:
             self._present(self.schema.person)
 
+    def __copy__(self) -> Table:
+        raise InvalidInput("a table cannot be copied: its budget would count twice. Make a new Table, with a ledger.")
+
     # ---- questions
 
     def count(
@@ -448,8 +451,8 @@ class Table:
         progress(0, _BEFORE_QUESTIONS + len(queries))
         choices = self.choices(queries, weights=weights, equal_error=equal_error, epsilon=epsilon)
         events = tuple(one.statistic.event(choice, self.terms) for one, choice in zip(queries, choices, strict=True))
-        self._refuse_over_budget(events)
         progress(1, _BEFORE_QUESTIONS + len(queries))
+        self._refuse_over_budget(events)  # after it nothing is called that might ask the table, until all is booked
         names = set().union(*(one.statistic.names() for one in queries))
         if self._ledger is None or self._dataset is None:
             return self._answers(queries, choices, events, self._reader.rows(names), confidence, progress)

@@ -274,7 +274,10 @@ def _text(value: Any) -> str:
         and value == value.to_integral_value()
     ):
         return str(int(value))
-    return str(value).strip()
+    try:
+        return str(value).strip()
+    except ValueError:  # a whole number of more digits than Python writes
+        return hex(value) if isinstance(value, int) else f"<{type(value).__name__}>"
 
 
 def _is_absent(value: Any) -> bool:

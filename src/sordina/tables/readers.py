@@ -155,7 +155,7 @@ def _frame_pieces(frame: Any, wanted: list[str], rows_at_once: int) -> Iterator[
     names = list(_frame_columns(frame))
     keys = {name: names[[str(one) for one in names].index(name)] for name in wanted}
     for start in range(0, len(frame), rows_at_once):
-        part = frame[start : start + rows_at_once]
+        part = getattr(frame, "iloc", frame)[start : start + rows_at_once]  # pandas 2 slices a float index by label
         yield Piece({name: np.asarray(part[key].to_numpy()) for name, key in keys.items()}, start + 1)
 
 

@@ -5,6 +5,7 @@ A round, on a public board that everybody reads (a server's, a bulletin board's)
 1. Every party posts its public key. Neighbours derive a key for their pair and this round (`key_agreement`), and each
    posts the hash of it: two that do not agree are named, before anything depends on them.
 2. Every party posts commitments: to its clipped value, to the key of its own noise, and to the message it will send.
+   Each is blinded: after a repair a message of few numbers could be guessed from its bare hash.
 3. Messages are opened. One that does not match its commitment, has another form, or lies outside of what honest
    messages reach, is refused and its sender named; so is one of another round.
 4. If somebody posted its commitments but no message, its neighbours reveal the pairs' keys; each is checked against
@@ -148,12 +149,27 @@ def _message(terms: GopaTerms, party: int, opening: Opening) -> Message:
     return total
 
 
+def message_commitment(party: int, message: Message, blind: bytes) -> bytes:
+    """What binds a party to its message, and says nothing about it to whoever has not got the blind.
+
+    Args:
+        party: Its number.
+        message: What it will send.
+        blind: Secret bytes, posted together with the message.
+    """
+    return commitment(b"message", str(party).encode(), blind, message.astype("<i8").tobytes())
+
+
+def _blind(opening: Opening) -> bytes:
+    return commitment(b"blind", opening.noise_key)
+
+
 def _promise(party: int, opening: Opening, message: Message) -> Promise:
     salt, name = opening.salt, str(party).encode()
     return Promise(
         commitment(b"value", name, salt, opening.value.tobytes()),
         commitment(b"noise", name, salt, opening.noise_key),
-        commitment(b"message", name, message.astype("<i8").tobytes()),
+        message_commitment(party, message, _blind(opening)),
     )
 
 
@@ -189,15 +205,15 @@ class GopaParty:
         self._opening = Opening(self._salt, self._value, secrets.token_bytes(32), pairs)
         return {other: commitment(b"pair", key) for other, key in pairs.items()}
 
-    def send(self, terms: GopaTerms) -> tuple[Promise, Message]:
-        """The commitments to post, and the message to open once everybody has posted theirs.
+    def send(self, terms: GopaTerms) -> tuple[Promise, Message, bytes]:
+        """The commitments to post; the message and its blind, to open once everybody has posted theirs.
 
         Args:
             terms: The round.
         """
         opening = self._opened()
         message = _message(terms, self.number, opening)
-        return _promise(self.number, opening, message), message
+        return _promise(self.number, opening, message), message, _blind(opening)
 
     def reveal(self, dropped: int, allowed: int) -> bytes:
         """The key of the pair with a party that dropped out.
@@ -257,7 +273,7 @@ class GopaBoard:
             raise Cheated((party,), "changed its value between rounds.")
         self.promises[party] = promise
 
-    def post_message(self, party: int, message: Message) -> None:
+    def post_message(self, party: int, message: Message, blind: bytes) -> None:
         """Step 3."""
         promise = self.promises.get(party)
         if promise is None or party in self.messages:
@@ -266,7 +282,7 @@ class GopaBoard:
             raise Cheated((party,), "came back after its noises were repaired.")
         if not isinstance(message, np.ndarray) or message.dtype != np.int64 or message.shape != (self.terms.size,):
             raise Cheated((party,), f"sent no {self.terms.size} integers of 64 bits.")
-        if commitment(b"message", str(party).encode(), message.astype("<i8").tobytes()) != promise.message:
+        if message_commitment(party, message, blind) != promise.message:
             raise Cheated((party,), "opened another message than it committed to.")
         if int(np.abs(message // 2).max(initial=0)) > self.terms.largest(len(self.tags[party])) // 2:
             raise Cheated((party,), "sent numbers that no honest party reaches.")

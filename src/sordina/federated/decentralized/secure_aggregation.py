@@ -27,7 +27,9 @@ connected honest clients is all that is told (`aggregation_graph` keeps them con
 other; a client answers `unmask` once a round, which stops it only if ``threshold`` exceeds half of the honest
 neighbours plus the colluding ones; and keys are not certified here: against a server that invents clients nothing is
 promised. A client that masks garbage spoils the sum: its numbers are bounded by the modulus alone, as nobody sees
-them. Wrong shares and wrong keys are found by digest and by public key, and whoever sent them is named.
+them. One wrong share is found by digest or by public key, and whoever revealed it is named; the client whose secret it
+is may have given it out wrong, which nobody can tell apart. Two of them, or one client that writes letters nobody can
+read, end the round. A round that ends while it is unmasked may be known to whoever tries the shares again.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ from sordina.federated.decentralized.aggregation_graph import AggregationGraph
 from sordina.federated.decentralized.key_agreement import KeyPair, Words, decrypt, encrypt, shared_key, words
 
 _KEY, _SHARE = 32, shamir.SHARE_BYTES
+_LETTER = 2 * _SHARE + 16
+"""Two shares and the seal."""
 
 
 class Aborted(InvalidInput):
@@ -163,8 +167,12 @@ class AggregationClient:
         """
         self._step(3)
         there = set(remaining)
-        if not there <= set(self.shares) or len(there) < self.common.graph.threshold or count < self.common.least:
+        graph = self.common.graph
+        gone = min(graph.degree, graph.clients - 1) - len(there)
+        if not there <= set(self.shares) or len(there) < graph.threshold or count < self.common.least:
             raise Aborted("too few clients remained: nothing is unmasked.")
+        if gone > graph.clients - count:
+            raise Aborted("more neighbours are said to be gone than clients in all: nothing is unmasked.")
         return {other: both[:_SHARE] if other in there else both[_SHARE:] for other, both in self.shares.items()}
 
     def to_bytes(self) -> bytes:
@@ -228,11 +236,14 @@ class AggregationServer:
     def __post_init__(self) -> None:
         self.total = self.common.zeros()
         self.graph = self.common.graph.neighbours(self.order)
+        self.probe = KeyPair.fresh()
 
     def advertised(self, sender: int, keys: bytes) -> None:
         """Take a client's public keys."""
         if len(keys) != 2 * _KEY or sender in self.keys or sender not in self.graph or keys in self.keys.values():
             raise InvalidInput("malformed: no keys of a client that was asked")
+        for half in (keys[:_KEY], keys[_KEY:]):
+            shared_key(self.probe, half, b"probe")  # raises for a point with which nobody can agree on anything
         self.keys[sender] = keys
 
     def keys_for(self, reader: int) -> dict[int, bytes]:
@@ -243,6 +254,8 @@ class AggregationServer:
         """Take a client's letters."""
         if len(digest) != _KEY or sender in self.digests or set(letters) != set(self.keys_for(sender)):
             raise InvalidInput("malformed: no letters for this client's neighbours")
+        if any(len(letter) != _LETTER for letter in letters.values()):
+            raise InvalidInput("malformed: a letter of another length")
         self.digests[sender] = digest
         for reader, letter in letters.items():
             self.letters.setdefault(reader, {})[sender] = letter

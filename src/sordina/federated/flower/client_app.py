@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from sordina.errors import BudgetRefused
+from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated.flower.client import ClientContext, answer
 from sordina.federated.flower.records import Instruction, read, reply
 from sordina.federated.flower.registration import answered
@@ -35,9 +35,16 @@ def client_app(desk_of: Callable[[Instruction, Context], ClientContext]) -> Clie
             desk = desk_of(instruction, context)
             size = desk.side.work.width(instruction.sent)
             call = instruction.call(desk.side.placement.start(size))
+            placement = desk.side.placement
+            if isinstance(placement, Distributed) and call.privacy.size != size:
+                raise InvalidInput("the state that the server sent is of a vector of another length.")
+            if isinstance(placement, Distributed) and desk.home.recall(context.run_id).round == call.order.round:
+                raise InvalidInput(
+                    "this round's contribution is in a sum already: the difference of two would show it."
+                )
             letter = answer(desk, call, context.run_id, instruction.client)
-            if isinstance(desk.side.placement, Distributed) and SUM + "0" in letter:
-                common = common_of(desk.side.placement, call)
+            if isinstance(placement, Distributed) and SUM + "0" in letter:
+                common = common_of(placement, call)
                 return Message(begin(letter[SUM + "0"], instruction.client, common, context), reply_to=message)
         except BudgetRefused as error:
             LOG.warning("nothing is sent: %s", error)

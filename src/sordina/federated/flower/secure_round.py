@@ -8,6 +8,7 @@ client that restarts in the middle of a round has dropped out of it. Whoever is 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from sordina.federated.engines.engine import RoundRequest
 from sordina.federated.flower.records import instruct, read_arrays, update_in, write_arrays
 from sordina.federated.messages import ClientUpdate, Refusal
 from sordina.federated.privacy.distributed import Distributed, DistributedState
+from sordina.federated.serialization import pack
 
 LOG = logging.getLogger("sordina.federated")
 _RECORD, _VECTOR, _STATE = "secure", "vector", "sordina-secure-aggregation"
@@ -40,13 +42,18 @@ _MOST = 10_000
 def common_of(placement: Distributed, call: RoundRequest) -> SecureSum:
     """What both sides know about the sum of a round, each from its own copy of the run.
 
+    The digest of the public state is part of it: masks of clients that were told different things do not cancel.
+
     Args:
         placement: The privacy of the run.
         call: The instruction of the round.
     """
     state: DistributedState = call.privacy
+    told = hashlib.sha256()
+    for key, value in sorted(pack(state).items()):
+        told.update(key.encode() + value.tobytes())
     return SecureSum(
-        f"seed {call.order.seed} round {call.order.round}",
+        f"seed {call.order.seed} round {call.order.round} state {told.hexdigest()}",
         placement.graph,
         placement.least,
         placement.length(state),
@@ -97,7 +104,7 @@ def continued(message: Message, context: Context) -> RecordDict:
         context: Flower's, with what was remembered.
     """
     asked = message.content.config_records[_RECORD]
-    client, vector = _recall(context)
+    client, vector = _recall(context, int(asked["client"]))
     step, numbers, data = str(asked["step"]), list(asked["numbers"]), list(asked["data"])
     if len(numbers) > _MOST or (data and len(data) != len(numbers)):
         raise InvalidInput("a step of secure aggregation that is none.")
@@ -123,13 +130,15 @@ def _remember(context: Context, client: AggregationClient, vector: bytes) -> Non
     facts = {"name": common.name, "least": common.least, "length": common.length, "bits": common.bits}
     graph = common.graph
     shape = {"clients": graph.clients, "degree": graph.degree, "threshold": graph.threshold, "failure": graph.failure}
-    context.state.config_records[_STATE] = Config({"client": client.to_bytes(), "vector": vector, **facts, **shape})
+    context.state.config_records[f"{_STATE}-{client.number}"] = Config(
+        {"client": client.to_bytes(), "vector": vector, **facts, **shape}
+    )
 
 
-def _recall(context: Context) -> tuple[AggregationClient, bytes]:
+def _recall(context: Context, number: int) -> tuple[AggregationClient, bytes]:
     from sordina.federated.decentralized.aggregation_graph import AggregationGraph
 
-    kept: Any = context.state.config_records[_STATE]
+    kept: Any = context.state.config_records[f"{_STATE}-{number}"]  # a simulated node may stand for several clients
     graph = AggregationGraph(kept["clients"], kept["degree"], kept["threshold"], kept["failure"])
     common = SecureSum(kept["name"], graph, kept["least"], kept["length"], kept["bits"])
     return AggregationClient.from_bytes(kept["client"], common), kept["vector"]
@@ -167,13 +176,18 @@ class SecureRound:
         """The sum as a parcel; without numbers where too few remained."""
         server = self.server
         self._step({one: instruct(self.call, one, self.side) for one in server.order}, "train", self._keys)
-        self._step({one: self._query("share", server.keys_for(one)) for one in server.keys}, "query", self._letters)
-        self._step({one: self._query("mask", server.letters_for(one)) for one in server.digests}, "query", self._masked)
+        self._step(
+            {one: self._query(one, "share", server.keys_for(one)) for one in server.keys}, "query", self._letters
+        )
+        self._step(
+            {one: self._query(one, "mask", server.letters_for(one)) for one in server.digests}, "query", self._masked
+        )
         total = None
         try:
             server.check_remaining()
             told = {
-                one: self._query("unmask", dict.fromkeys(server.survivors_for(one), b"")) for one in server.remaining
+                one: self._query(one, "unmask", dict.fromkeys(server.survivors_for(one), b""))
+                for one in server.remaining
             }
             self._step(told, "query", self._shares)
             total = server.reveal()
@@ -181,7 +195,7 @@ class SecureRound:
             LOG.warning("round %d: %s", self.call.order.round + 1, error)
         refused = tuple(Refusal(one, "a wrong share in secure aggregation") for one in sorted(server.cheaters))
         known = sum(self.aside.values(), ClientUpdate(refused=refused))
-        silent = len(server.order) - len(server.remaining) - len(self.aside)
+        silent = len(set(server.order) - server.remaining - set(self.aside))
         if total is None:
             return known + ClientUpdate(dropped=silent)
         signed = total.astype(np.int64) if total.dtype.itemsize == 4 else total.view(np.int64)
@@ -198,9 +212,9 @@ class SecureRound:
                 words = str(error) if isinstance(error, InvalidInput) else f"it cannot be read ({type(error).__name__})"
                 self.aside[client] = ClientUpdate(refused=(Refusal(client, words),))
 
-    def _query(self, step: str, told: Mapping[int, bytes]) -> RecordDict:
+    def _query(self, client: int, step: str, told: Mapping[int, bytes]) -> RecordDict:
         count = len(self.server.remaining)
-        record: dict[str, Any] = {"step": step, "count": count, **_lists(told)}
+        record: dict[str, Any] = {"client": client, "step": step, "count": count, **_lists(told)}
         return RecordDict({_RECORD: Config(record)})
 
     def _keys(self, client: int, content: RecordDict) -> None:

@@ -229,7 +229,9 @@ class Distributed:
     def statement(self, facts: Facts) -> PrivacyStatement:
         """What the client that took part most often is guaranteed, its rounds taken to be the costliest ones."""
         state = facts.state if isinstance(facts.state, DistributedState) else DistributedState(facts.size, None)
-        open_rounds = max(facts.participations - len(state.remained), 0)
+        # a round that was given up while it was unmasked may have been seen by those who hold shares of their own
+        ran = facts.rounds if facts.ran is None else facts.ran
+        open_rounds = max(facts.participations - len(state.remained), ran - len(state.remained), 0)
         rounds: list[int | None] = [*[None] * open_rounds, *sorted(state.remained.tolist())]
         parts = [self.event(one) for one in rounds[: facts.participations]]
         failure = facts.participations * self.graph.failure
@@ -237,8 +239,8 @@ class Distributed:
         epsilon = accountant("pld").epsilon(event, self.delta, Adjacency.ADD_REMOVE)
         words = (
             f"Distributed differential privacy: every client has ({format_up(epsilon)}, {format_up(self.delta)})-DP "
-            f"for all its data ({Adjacency.ADD_REMOVE} neighbours: its update against one of zero) against the server, "
-            f"which follows the protocol, and up to {self.colluding} of the {self.clients} clients of a round, "
+            f"for all its data ({Adjacency.ADD_REMOVE} neighbours: its contribution against noise alone) against the "
+            f"server, which follows the protocol, and up to {self.colluding} of the {self.clients} clients of a round, "
             f"after at most {facts.participations} participations. The server learns sums only."
             f"{facts.remarks(self.delta)}"
         )
