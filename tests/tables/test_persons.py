@@ -73,3 +73,10 @@ def test_no_value_of_a_frame_stops_reading_with_a_traceback(odd):
     assert len(readable_numbers(raw, schema["d"], schema)) == 1
     assert len(readable_numbers(raw, schema["n"], schema)) == 0
     assert len(person_texts(raw)) == 2
+
+
+def test_a_whole_number_in_a_text_is_the_same_person_with_zeros_behind_its_point():
+    from sordina.tables.prepare import person_texts
+
+    texts = person_texts(np.array(["7", "7.0", " 7 ", "7.00", "07", "7.5", "A.0"], dtype=object))
+    assert texts == ["7", "7", "7", "7", "07", "7.5", "A.0"]

@@ -14,6 +14,7 @@ No statistic of the rows is used, so preparation costs no budget.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -210,6 +211,10 @@ def present_texts(raw: NDArray[Any], column: ColumnSchema, schema: Schema) -> li
     return [text for text, gap in zip(texts, gaps.tolist(), strict=True) if not gap]
 
 
+_WHOLE = re.compile(r"^(-?\d+)\.0+$")
+"""A whole number with zeros behind its point."""
+
+
 def person_texts(raw: NDArray[Any]) -> list[str]:
     """Whose row it is, as one text per person: however a piece of a table holds an id, it reads alike.
 
@@ -219,7 +224,7 @@ def person_texts(raw: NDArray[Any]) -> list[str]:
     Args:
         raw: The column of persons as it was read.
     """
-    return [_text(value) for value in raw.tolist()]
+    return [_WHOLE.sub(r"\1", _text(value)) for value in raw.tolist()]
 
 
 def category_codes(raw: NDArray[Any], column: ColumnSchema, schema: Schema, first: int) -> NDArray[np.int64]:
