@@ -1,8 +1,9 @@
-"""Time and memory of one private step on large models: GPT-2, ResNet-18, ViT-tiny, LoRA, a head of 50 000 tied words.
+"""Time and memory of one private step on large models: GPT-2, LoRA, MiniLM, ResNet-18, ViT-tiny, 50 000 tied words.
 
 ``python -m benchmarks large`` measures all; ``python -m benchmarks.large MODEL METHOD`` one, in this process. Every
 method of a model runs in a process of its own, which gives its peak memory; methods take turns step by step, and each
-ratio is the median over turns of (method / plain in the same turn), in processor time of one thread.
+ratio is the median over turns of (method / plain in the same turn), in processor time of one thread. Peaks are of steps
+after the first two: what a study of the structure takes before them is given apart (``first``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +85,28 @@ class LoRA(nn.Module):
         return self.base(x) + low
 
 
+class MiniLM(nn.Module):
+    """An encoder of the size of MiniLM-L6, mean of the words, four classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        self.inner, self.head = BertModel(config, add_pooling_layer=False), nn.Linear(384, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of the classes."""
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        kinds = torch.zeros_like(tokens)
+        hidden = self.inner(input_ids=tokens, position_ids=positions, token_type_ids=kinds).last_hidden_state
+        scores: Tensor = self.head(hidden.mean(1))
+        return scores
+
+
 def with_lora() -> nn.Module:
     """GPT-2 with adapters of rank 8 on every attention's projections."""
     model = gpt2().requires_grad_(False)
@@ -139,7 +163,7 @@ def vit_tiny() -> nn.Module:
 def make(name: str) -> Made:
     """Model, inputs, targets and loss."""
     torch.manual_seed(0)
-    words = torch.randint(0, 50257, (8, 64))
+    words = torch.randint(0, 50257, (4, 128))
     images, targets = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
     if name == "GPT-2 124M":
         return gpt2(), words, words, next_words
@@ -149,13 +173,16 @@ def make(name: str) -> Made:
         return with_lora(), words, words, next_words
     if name == "tied head, 50 000 words":
         return gpt2(n_layer=1, n_embd=128, n_head=2), words, words, next_words
+    if name == "MiniLM, 32 x 64":
+        return MiniLM(), torch.randint(0, 30522, (32, 64)), torch.randint(0, 4, (32,)), classes
     if name == "ResNet-18, group norm":
         return resnet18(), images, targets, classes
     return vit_tiny(), images, targets, classes
 
 
 MODELS = (
-    "GPT-2 124M", "GPT-2 124M, untied", "LoRA on GPT-2", "tied head, 50 000 words", "ResNet-18, group norm", "ViT-tiny",
+    "GPT-2 124M", "GPT-2 124M, untied", "LoRA on GPT-2", "MiniLM, 32 x 64", "tied head, 50 000 words",
+    "ResNet-18, group norm", "ViT-tiny",
 )  # fmt: skip
 
 
@@ -186,14 +213,35 @@ def ours(name: str, policy: Fixed | Online) -> Step:
     return step
 
 
-def opacus(name: str) -> Step:
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
+def opacus(name: str, ghost: bool) -> Step:
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
     model, x, y, loss = make(name)
     inner = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    options = {"noise_multiplier": NOISE, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
+    if ghost:
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+        class Criterion:
+            reduction = "mean"
+
+            def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+                return loss(outputs, targets)
+
+        fast = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0, use_ghost_clipping=True)
+        optimizer: Any = DPOptimizerFastGradientClipping(inner, **options)
+        criterion = DPLossFastGradientClipping(fast, optimizer, Criterion(), loss_reduction="mean")
+
+        def ghost_step() -> None:
+            inputs, targets = everybody(x, y)
+            optimizer.zero_grad()
+            criterion(fast(inputs), targets).backward()
+            optimizer.step()
+
+        return ghost_step
     wrapped = GradSampleModule(model)
-    optimizer = DPOptimizer(inner, noise_multiplier=NOISE, max_grad_norm=1.0, expected_batch_size=len(x))
+    optimizer = DPOptimizer(inner, **options)
 
     def step() -> None:
         inputs, targets = everybody(x, y)
@@ -208,63 +256,82 @@ METHODS: dict[str, Callable[[str], Step]] = {
     "plain": plain,
     "Fixed": lambda name: ours(name, Fixed(1.0)),
     "Online": lambda name: ours(name, Online()),
-    "Opacus hooks": opacus,
+    "Opacus hooks": lambda name: opacus(name, ghost=False),
+    "Opacus ghost": lambda name: opacus(name, ghost=True),
 }
 
 
 def serve(name: str, method: str) -> None:
-    """Two steps, then one whenever a line comes; says the seconds each took, and at last the peak of memory."""
+    """Two steps, then one whenever a line comes; says the seconds each took, and at last two peaks of memory."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     step = METHODS[method](name)
     step()
     step()
+    first = peak()
+    Path("/proc/self/clear_refs").write_text("5")
     print("ready", flush=True)
     for _ in sys.stdin:
         start = time.process_time()
         step()
         print(time.process_time() - start, flush=True)
-    print(peak(), flush=True)
+    print(peak(), first, flush=True)
 
 
-def measure(name: str, methods: list[str], turns: int) -> dict[str, tuple[float, float]]:
-    """By method the seconds of a step over plain's (for plain itself, the seconds), and the peak of memory in MB."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = {}
-    for method in methods:
-        process = subprocess.Popen(
+class Stepper:
+    """A process that steps when it is asked to."""
+
+    def __init__(self, name: str, method: str) -> None:
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.large", name, method],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if process.stdout.readline().strip() == "ready":
-            running[method] = process
-    times: dict[str, list[float]] = {method: [] for method in running}
-    for _ in range(turns):
-        for method, process in running.items():
-            process.stdin.write("\n")
-            process.stdin.flush()
-            times[method].append(float(process.stdout.readline()))
-    answers = {}
-    for method, process in running.items():
-        process.stdin.close()
-        ratio = statistics.median(a / b for a, b in zip(times[method], times["plain"], strict=True))
-        seconds = statistics.median(times["plain"]) if method == "plain" else ratio
-        answers[method] = (seconds, float(process.stdout.readline()))
-        process.wait()
-    return answers
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.ask, self.answer = self.process.stdin, self.process.stdout
+        self.runs = self.answer.readline().strip() == "ready"
+
+    def seconds(self) -> float:
+        """Processor time of one more step."""
+        self.ask.write("\n")
+        self.ask.flush()
+        return float(self.answer.readline())
+
+    def peaks(self) -> tuple[float, float]:
+        """End the process: its peak of memory in MB, without and with the first two steps."""
+        self.ask.close()
+        later, first = map(float, self.answer.readline().split())
+        self.process.wait()
+        return later, first
 
 
-def run(names: list[str] | None = None, turns: int = TURNS) -> None:
+def measure(name: str, methods: list[str], turns: int) -> dict[str, tuple[float, float, float]]:
+    """By method the seconds of a step over plain's (for plain itself, the seconds), and the two peaks of memory.
+
+    One method at a time runs beside plain: several large models would not fit into memory together.
+    """
+    answers, base, all_times = {}, Stepper(name, "plain"), []
+    for method in methods:
+        stepper = Stepper(name, method)
+        if stepper.runs:
+            times = [(base.seconds(), stepper.seconds()) for _ in range(turns)]
+            all_times += [one for one, _ in times]
+            answers[method] = (statistics.median(two / one for one, two in times), *stepper.peaks())
+        else:
+            stepper.process.wait()
+    return {"plain": (statistics.median(all_times), *base.peaks()), **answers}
+
+
+def run(names: list[str] | None = None, turns: int = TURNS, methods: list[str] | None = None) -> None:
     """Print the tables."""
-    table = Table(title="one step on one thread: multiples of plain PyTorch (peak memory, MB)")
-    for heading in ("model", "plain, s (MB)", *list(METHODS)[1:]):
+    table = Table(title="one step on one thread: multiples of plain PyTorch (peak memory, of the first steps, MB)")
+    for heading in ("model", "plain, s (MB, MB)", *list(METHODS)[1:]):
         table.add_column(heading, justify="right")
     for name in names or MODELS:
-        answers = measure(name, list(METHODS), turns)
-        cells = ["-" if m not in answers else "{:.2f} ({:.0f})".format(*answers[m]) for m in METHODS]
+        answers = measure(name, methods or list(METHODS)[1:], turns)
+        cells = ["-" if m not in answers else "{:.2f} ({:.0f}, {:.0f})".format(*answers[m]) for m in METHODS]
         table.add_row(name, *cells)
         print(name, *cells, sep=" | ", flush=True)
     Console(width=120).print(table)
@@ -274,9 +341,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", choices=MODELS)
     parser.add_argument("method", nargs="?", choices=list(METHODS))
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS)[1:])
     parser.add_argument("--turns", type=int, default=TURNS)
     chosen = parser.parse_args()
     if chosen.method:
         serve(chosen.model, chosen.method)
     else:
-        run([chosen.model] if chosen.model else None, chosen.turns)
+        run([chosen.model] if chosen.model else None, chosen.turns, chosen.methods)

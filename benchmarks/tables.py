@@ -98,12 +98,13 @@ def hospital() -> Rows:
 
 def show(title: str, rows: dict[str, list[list[float]]], scale: float = 100.0) -> None:
     """A table of means and standard errors, one column per epsilon, and the same as JSON."""
+    digits = 2 if scale == 100.0 else 4
     table = Table("model", *(f"{epsilon:g}" for epsilon in EPSILONS), title=title)
     for name, found in rows.items():
         cells = [
-            f"{scale * np.mean(one):.2f} ± {scale * np.std(one, ddof=1) / math.sqrt(len(one)):.2f}"
+            f"{scale * np.mean(one):.{digits}f} ± {scale * np.std(one, ddof=1) / math.sqrt(len(one)):.{digits}f}"
             if len(one) > 1
-            else f"{scale * one[0]:.2f}"
+            else f"{scale * one[0]:.{digits}f}"
             for one in found
         ]
         table.add_row(name, *cells)
@@ -231,8 +232,8 @@ def run(words: Sequence[str] | None = None) -> None:
         regress("Hospital payments, thousands of dollars", hospital(), (0, 20), models, chosen.seeds)
     elif chosen.what == "more":
         for name in ("breast_cancer", "wine"):
-            classify(name, small(name), ("LogisticRegression", "RandomForestClassifier", "GaussianNB"), chosen.seeds)
-        regress("diabetes", small("diabetes"), (0, 400), ("LinearRegression", "Ridge"), chosen.seeds)
+            classify(name, small(name), chosen.models.split(","), chosen.seeds)
+        regress("diabetes", small("diabetes"), (0, 400), ("LinearRegression", "BoostedRegressor"), chosen.seeds)
     else:
         subspaces(chosen.seeds)
 

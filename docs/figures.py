@@ -97,7 +97,7 @@ def clipping() -> None:
     """Figure 3.1 of the thesis, on digits, and beside it where the curves come from: bias and noise."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4))
     settings: dict[str, Any] = {
-        "dataset": "digits", "batch_size": BATCH, "lr": 0.5, "noise_multiplier": NOISE, "lowest": 1e-3,
+        "dataset": "digits", "batch_size": BATCH, "learning_rate": 0.5, "noise_multiplier": NOISE, "lowest": 1e-3,
         "highest": 1e3, "draws": 20, "iterations": [10, 100, 400], "thresholds": 37,
     }  # fmt: skip
     job = Job(replace(load("figure-3.1"), scales={"digits": settings}), "digits", IMAGES)

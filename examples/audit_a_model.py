@@ -16,7 +16,7 @@ for _ in range(100):  # no privacy at all
     optimizer.step()
 
 claim = sd.Guarantee(epsilon=1.0, delta=1e-5)  # what somebody says of it
-found = sd.audit(model, (x[coin], wrong[coin]), (x[~coin], wrong[~coin]), claim=claim, random_split=True, seed=0)
+found = sd.audit(model, (x[coin], wrong[coin]), (x[~coin], wrong[~coin]), claim=claim, membership="coins", seed=0)
 for result in found.results:
     print(result.name, result.auc)
 print(found.verdict)

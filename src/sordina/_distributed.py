@@ -34,17 +34,17 @@ class Team:
         if self.size == 1:
             assert indices is not None
             return indices
-        parcel = [indices]
-        dist.broadcast_object_list(parcel, src=0)
-        return np.asarray(parcel[0])
+        held = [indices]
+        dist.broadcast_object_list(held, src=0)
+        return np.asarray(held[0])
 
     def tell(self, value: Any) -> Any:
         """Rank 0's ``value``, plain data, on every rank."""
         if self.size == 1:
             return value
-        parcel = [value]
-        dist.broadcast_object_list(parcel, src=0)
-        return parcel[0]
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
 
     def portion(self, units: Indices) -> Indices:
         """This rank's part of a batch."""

@@ -131,6 +131,26 @@ def delta_warning(delta: float, units: int | float | None, unit: str = "record")
     )
 
 
+def delta_limit(delta: float, unit: str = "record") -> str | None:
+    """For how many a ``delta`` is small, where their number is not public; None if it is zero.
+
+    Args:
+        delta: The delta of the claim.
+        unit: What one of those it protects is called.
+
+    >>> delta_limit(1e-6, "user")[:59]
+    'Delta 1e-06 suits far fewer than 1,000,000 users: with that'
+    """
+    if not delta:
+        return None
+    most = 1 / delta
+    number = f"{most:,.0f}" if most < 1e12 else f"{most:.0e}"
+    return (
+        f"Delta {format_up(delta, 3)} suits far fewer than {number} {unit}s: with that many or more, publishing one of "
+        "them in full, drawn at random, would meet it."
+    )
+
+
 @checked
 @dataclass(frozen=True)
 class Budget:
@@ -173,7 +193,8 @@ class Guarantee:
         """
         if size < 1:
             raise InvalidInput(f"a group has at least one member, got {size}.")
-        delta = min(1.0, size * math.exp((size - 1) * self.epsilon) * self.delta) if self.delta else 0.0
+        grown = (size - 1) * self.epsilon + math.log(size) + math.log(self.delta) if self.delta else -math.inf
+        delta = math.exp(grown) if grown < 0 else 1.0
         unit = self.unit if size == 1 else Unit.GROUP
         return Guarantee(size * self.epsilon, delta, self.adjacency, unit, self.trust)
 

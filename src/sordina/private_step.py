@@ -19,7 +19,7 @@ from torch import Tensor
 from sordina._distributed import Team
 from sordina.accounting import Event, Gaussian
 from sordina.clipping import Part, Policy
-from sordina.clipping.policy import spread
+from sordina.clipping.policy import split_at, spread
 from sordina.errors import InvalidInput
 from sordina.plan import Plan
 from sordina.queries import Query, Released, ScalarQuery, Scalars, Tape, VectorQuery
@@ -131,7 +131,7 @@ def noised(
         rng: A secure generator if what comes out is to be released.
     """
     bounds = policy.bounds(state, plan.adjacency)
-    return release(totals, bounds, multipliers, plan.sampler.expected_batch, rng)
+    return release(totals, bounds, multipliers, plan.sampler.expected_batch_size, rng)
 
 
 class PrivateStep:
@@ -151,21 +151,27 @@ class PrivateStep:
         self.sizes = tuple(sizes)
         self.team = team or Team()
         self.states: list[Any] = [part.policy.init(size) for part, size in zip(self.parts, self.sizes, strict=True)]
-        share = plan.noise_multiplier * len(self.parts) ** 0.5
-        self.multipliers = [tuple(part.policy.split(share)) for part in self.parts]
-        self._refuse_other_noise()
+        self.split()
         for part, state in zip(self.parts, self.states, strict=True):
             part.policy.bounds(state, plan.adjacency)
         self._totals: list[list[Tensor] | None] = [None] * len(self.parts)
+
+    def split(self) -> list[tuple[float, ...]]:
+        """One noise multiplier per query of the next step, for each part: checked to cost what the plan states."""
+        share = self.plan.noise_multiplier * len(self.parts) ** 0.5
+        parts = zip(self.parts, self.states, strict=True)
+        multipliers = [split_at(part.policy, share, state) for part, state in parts]
+        self._refuse_other_noise(multipliers)
+        return multipliers
 
     def event(self) -> Event:
         """What one step costs: the plan's, since the noise that is added was found to add up to it."""
         return self.plan.sampler.event(Gaussian(self.plan.noise_multiplier))
 
-    def _refuse_other_noise(self) -> None:
+    def _refuse_other_noise(self, multipliers: Sequence[Sequence[float]]) -> None:
         """Refuse policies whose queries together cost anything but what the plan states for a step."""
         wanted = self.plan.noise_multiplier
-        added = spread([nu for shares in self.multipliers for nu in shares])
+        added = spread([nu for shares in multipliers for nu in shares])
         if not math.isclose(added, wanted, rel_tol=_ROUNDING):
             names = ", ".join(sorted({type(part.policy).__name__ for part in self.parts}))
             raise InvalidInput(
@@ -185,9 +191,10 @@ class PrivateStep:
     def finish(self, like: Tensor, rng: np.random.Generator) -> list[Released]:
         """Noise the totals of the batch, adapt the policies to what was released, and return it, part by part."""
         released = []
+        multipliers = self.split()
         for group, part in enumerate(self.parts):
             totals = self._collect(group, like)
-            answer = noised(totals, part.policy, self.states[group], self.multipliers[group], self.plan, rng)
+            answer = noised(totals, part.policy, self.states[group], multipliers[group], self.plan, rng)
             for total in answer.answers:
                 self.team.agree(total)
             self.states[group] = part.policy.adapt(self.states[group], answer)
@@ -212,7 +219,7 @@ class PrivateStep:
     @property
     def thresholds(self) -> list[float]:
         """The current threshold of each part."""
-        return [part.policy.threshold(state) for part, state in zip(self.parts, self.states, strict=True)]
+        return [part.policy.current_threshold(state) for part, state in zip(self.parts, self.states, strict=True)]
 
 
 def _finite_sums(tape: Tape, queries: Sequence[Query], direction: Tensor | None, group: int) -> list[Tensor]:

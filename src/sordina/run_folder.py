@@ -31,22 +31,28 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from sordina import private_files
+from sordina._renamed import current_settings
 from sordina.errors import InvalidInput
 from sordina.journal import Journal
+from sordina.privacy_claim import PrivacyClaim
 from sordina.private_files import Content, FolderInUse
 
 RUN, LOCK, JOURNAL, RESERVATION = "run.json", "run.lock", "journal.jsonl", "reservation.json"
 CHECKPOINT, MODEL, PRIVACY, METRICS = "checkpoint.pt", "model.pt", "privacy.json", "metrics.jsonl"
-RECIPE, RESULT, RESULTS = "recipe.json", "result.json", "results.json"
-MODELS, TABLE_MODEL = "models.npz", "model.safetensors"
-"""The models of a federation, which may be several."""
+RECIPE, RESULT, RESULTS, ABOUT = "recipe.json", "result.json", "results.json", "about.json"
+AUDIT, INVERSION, RELEASE, ANSWERS = "audit.json", "inversion.json", "release.json", "answers.json"
+SCORES, SPLIT, FAIRNESS = "scores.json", "split.json", "fairness.json"
+MODELS, TABLE_MODEL, ADAPTER_MODEL = "models.npz", "model.safetensors", "adapter_model.safetensors"
+"""The models of a federation, which may be several; of a table; of a fine-tuned network."""
+INNER = "_sordina"
+"""The run's own folder inside one that follows the conventions of another library, whose uploads leave out ``_*``."""
 MODEL_HASH = "model_sha256"
 """The key of ``privacy.json`` that names the model it speaks of."""
 MODEL_FILE = "model_file"
@@ -59,20 +65,11 @@ _LARGEST = 1 << 26
 _STARTING, _OPEN, _FINISHED, _FAILED = "starting", "open", "finished", "failed"
 
 __all__ = [
-    "CHECKPOINT", "JOURNAL", "LOCK", "METRICS", "MODEL", "MODELS", "MODEL_FILE", "MODEL_HASH", "PRIVACY", "RECIPE",
-    "RESERVATION", "RESULT", "RESULTS", "RUN", "TABLE_MODEL", "FolderCondition", "FolderInUse", "FolderState",
-    "HeldReservation", "RunFolder", "fingerprint", "read_claim", "read_facts", "read_json", "state_of",
+    "ABOUT", "ADAPTER_MODEL", "ANSWERS", "AUDIT", "CHECKPOINT", "FAIRNESS", "INNER", "INVERSION", "JOURNAL", "LOCK",
+    "METRICS", "MODEL", "MODELS", "MODEL_FILE", "MODEL_HASH", "PRIVACY", "RECIPE", "RELEASE", "RESERVATION",
+    "RESULT", "RESULTS", "RUN", "SCORES", "SPLIT", "TABLE_MODEL", "FolderCondition", "FolderInUse", "FolderState",
+    "HeldReservation", "RunFolder", "fingerprint", "read_claim", "read_json", "state_of", "write_claim",
 ]  # fmt: skip
-
-_NUMBER, _TEXT = (int, float), (str,)
-_FACTS: dict[str, tuple[type, ...]] = {
-    "epsilon": _NUMBER, "delta": _NUMBER, "noise_multiplier": _NUMBER, "leakage_limit": _NUMBER,
-    "steps": (int,), "rounds": (int,), "private": (bool,), "sound": (bool,), "releasable": (bool,),
-    "unit": _TEXT, "adjacency": _TEXT, "model": _TEXT, "placement": _TEXT, "accountant": _TEXT, "clipping": _TEXT,
-    "statement": _TEXT, "guarantee": _TEXT, "details": (dict,), "versions": (dict,), "event": (dict,),
-    "sampler": (dict,), "caveats": (list,), "leakage_per_client": (list,), MODEL_HASH: _TEXT, MODEL_FILE: _TEXT,
-}  # fmt: skip
-"""What the facts of `PRIVACY` are made of; a fact may also be missing, or null."""
 
 
 class FolderState(str, Enum):
@@ -252,7 +249,7 @@ class RunFolder:
     def finish(
         self,
         model: Content,
-        facts: Mapping[str, Any],
+        claim: PrivacyClaim,
         settle: Callable[[], object] | None = None,
         *,
         name: str = MODEL,
@@ -264,7 +261,7 @@ class RunFolder:
 
         Args:
             model: The bytes of the model, or what writes them.
-            facts: What `PRIVACY` says; `MODEL_HASH` is added.
+            claim: What `PRIVACY` says; `MODEL_HASH` is added.
             settle: Settles the reservation, if there is one.
             name: The model's file, `MODEL`, `MODELS` or `TABLE_MODEL`.
         """
@@ -273,7 +270,8 @@ class RunFolder:
         private_files.remove(self.path / PRIVACY)
         self.write(name, model)
         named = {} if name == MODEL else {MODEL_FILE: name}
-        self.write_json(PRIVACY, {**facts, **named, MODEL_HASH: private_files.sha256(self.path / name)})
+        named = {**named, MODEL_HASH: private_files.sha256(self.path / name)}
+        write_claim(self.path, replace(claim, more={**claim.more, **named}))
         if settle is not None:
             settle()
         self.end()
@@ -384,36 +382,33 @@ def _lost(path: Path, reason: str) -> str:
     )
 
 
-def read_claim(path: str | Path) -> dict[str, Any]:
-    """What ``privacy.json`` in ``path`` says, if the model beside it is the one it speaks of; else refused.
+def write_claim(path: str | Path, claim: PrivacyClaim) -> None:
+    """Write `PRIVACY` into the folder ``path``: the only place where it is written.
+
+    Args:
+        path: The folder.
+        claim: What it says.
+    """
+    private_files.write(Path(path) / PRIVACY, _text(claim.to_dict()))
+
+
+def read_claim(path: str | Path, *, check_model: bool = True) -> PrivacyClaim:
+    """What `PRIVACY` in the folder ``path`` says, if the model beside it is the one it speaks of; else refused.
 
     Args:
         path: The folder of a finished run. One of version 0.1 names no model and is believed.
+        check_model: False reads the claim alone.
     """
     path = Path(path)
-    facts = read_facts(path / PRIVACY)
-    told, named = facts.get(MODEL_HASH), facts.get(MODEL_FILE)
-    name = named if named in (MODELS, TABLE_MODEL) else MODEL
-    if told is not None and told != private_files.sha256(path / name):
+    claim = PrivacyClaim.from_dict(read_json(path / PRIVACY), str(path / PRIVACY))
+    told, named = claim.more.get(MODEL_HASH), claim.more.get(MODEL_FILE)
+    name = named if named in (MODELS, TABLE_MODEL, ADAPTER_MODEL) else MODEL
+    if check_model and told is not None and told != private_files.sha256(path / name):
         raise InvalidInput(
             f"{path / PRIVACY} speaks of another model than {path / name}: its claim does not hold for this one. "
             "Resume the run if it was interrupted; otherwise get the run's own model."
         )
-    return facts
-
-
-def read_facts(path: Path) -> dict[str, Any]:
-    """What the ``privacy.json`` at ``path`` says, every known fact of the kind it should be; else refused.
-
-    Args:
-        path: The file.
-    """
-    facts = read_json(path)
-    for name, kinds in _FACTS.items():
-        value = facts.get(name)
-        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            raise InvalidInput(f"{path} is damaged: its {name!r} is a {type(value).__name__}.")
-    return facts
+    return claim
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -448,7 +443,9 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 def _refuse_changes(path: Path, record: dict[str, Any], settings: dict[str, Any]) -> None:
     if record["fingerprint"] == fingerprint(settings):
         return
-    before = record["settings"]
+    before, settings = current_settings(record["settings"]), current_settings(settings)
+    if before == settings:
+        return
     changed = [name for name in [*before, *(settings.keys() - before.keys())] if before.get(name) != settings.get(name)]
     told = "; ".join(f"{name} was {before.get(name)!r:.60}, now {settings.get(name)!r:.60}" for name in changed[:4])
     raise InvalidInput(

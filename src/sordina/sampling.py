@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sordina._arguments import checked
+from sordina._renamed import renamed
 from sordina.accounting.events import Event, FixedSizeSampled, PoissonSampled
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency
@@ -37,7 +38,7 @@ class Sampler(Protocol):
         ...
 
     @property
-    def expected_batch(self) -> float:
+    def expected_batch_size(self) -> float:
         """The public number that sums are divided by."""
         ...
 
@@ -53,31 +54,36 @@ class Sampler(Protocol):
 # Every unit takes part independently, with the same probability.
 
 
+@renamed(batch="batch_size")
 @checked
 @dataclass(frozen=True)
 class Poisson:
     """Poisson sampling: the size of a batch is random, and may be zero.
 
     ``population`` is a public number, such as a census figure or a round number near the size of the data; the
-    guarantee rests on the rate ``batch / population`` alone, so it holds however many units are really present.
+    guarantee rests on the rate ``batch_size / population`` alone, so it holds however many units are really present.
 
-    >>> round(Poisson(batch=512, population=60000).rate, 6)
+    Args:
+        batch_size: The expected number of units in a batch.
+        population: A public number near the number of units.
+
+    >>> round(Poisson(batch_size=512, population=60000).rate, 6)
     0.008533
     """
 
-    batch: float
+    batch_size: float
     population: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.batch <= self.population:
+        if not 0 < self.batch_size <= self.population:
             raise InvalidInput(
-                f"the expected batch size must lie in (0, population], got {self.batch} of {self.population}."
+                f"the expected batch size must lie in (0, population], got {self.batch_size} of {self.population}."
             )
 
     @property
     def rate(self) -> float:
         """The probability with which each unit takes part."""
-        return self.batch / self.population
+        return self.batch_size / self.population
 
     @property
     def adjacency(self) -> Adjacency:
@@ -85,9 +91,9 @@ class Poisson:
         return Adjacency.ADD_REMOVE
 
     @property
-    def expected_batch(self) -> float:
-        """``batch``."""
-        return self.batch
+    def expected_batch_size(self) -> float:
+        """``batch_size``."""
+        return self.batch_size
 
     def draw(self, size: int, rng: np.random.Generator) -> Indices:
         """Toss a coin for each of ``size`` units."""
@@ -101,17 +107,20 @@ class Poisson:
 # A batch of a fixed size, uniform without replacement.
 
 
+@renamed(batch="batch_size")
 @checked
 @dataclass(frozen=True)
 class FixedSize:
-    """``batch`` of ``population`` units. Under replace-one adjacency the number of units is public, and is checked."""
+    """``batch_size`` of ``population`` units. Under replace-one adjacency the number of units is public and checked."""
 
-    batch: int
+    batch_size: int
     population: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.batch <= self.population:
-            raise InvalidInput(f"the batch size must lie in [1, population], got {self.batch} of {self.population}.")
+        if not 0 < self.batch_size <= self.population:
+            raise InvalidInput(
+                f"the batch size must lie in [1, population], got {self.batch_size} of {self.population}."
+            )
 
     @property
     def adjacency(self) -> Adjacency:
@@ -119,9 +128,9 @@ class FixedSize:
         return Adjacency.REPLACE_ONE
 
     @property
-    def expected_batch(self) -> float:
-        """``batch``, always."""
-        return float(self.batch)
+    def expected_batch_size(self) -> float:
+        """``batch_size``, always."""
+        return float(self.batch_size)
 
     def draw(self, size: int, rng: np.random.Generator) -> Indices:
         """Draw a batch; refuses data whose size is not the stated population."""
@@ -130,11 +139,11 @@ class FixedSize:
                 f"the data holds {size} units but the population was stated as {self.population}: fixed-size sampling "
                 "rests on the exact number. State population=len(data)."
             )
-        return np.sort(rng.choice(size, self.batch, replace=False, shuffle=False)).astype(np.int64, copy=False)
+        return np.sort(rng.choice(size, self.batch_size, replace=False, shuffle=False)).astype(np.int64, copy=False)
 
     def event(self, event: Event) -> Event:
         """``event`` on a sample without replacement."""
-        return FixedSizeSampled(self.batch, self.population, event)
+        return FixedSizeSampled(self.batch_size, self.population, event)
 
 
 # User-level privacy: a unit is a person with many rows, of whom a bounded number take part.

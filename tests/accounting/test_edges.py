@@ -19,8 +19,9 @@ from sordina.accounting import (
     ZeroConcentrated,
     accountant,
     gaussian_epsilon,
+    noise_multiplier,
 )
-from sordina.privacy import Adjacency
+from sordina.privacy import Adjacency, Budget, Guarantee
 
 
 def poisson(rate, noise, steps):
@@ -158,3 +159,27 @@ def test_a_leak_without_losses_costs_nothing_or_everything():
     assert judge.epsilon(Repeated(ApproximateDP(0.0, 1e-7), 5), 1e-6) == 0
     assert judge.epsilon(ApproximateDP(0.0, 1e-5), 1e-6) == math.inf
     assert judge.delta(ApproximateDP(0.0, 1e-7), 0.5) == pytest.approx(1e-7)
+
+
+def test_the_least_delta_that_a_float_can_be_is_answered():
+    """It overflowed: the part of delta for what lies beyond the grid was rounded to nothing."""
+    tiny = accountant("pld").epsilon(poisson(0.1, 1.0, 5), 5e-324)
+    assert tiny >= accountant("pld").epsilon(poisson(0.1, 1.0, 5), 1e-280)
+
+
+def test_a_budget_that_delta_alone_pays_for_is_calibrated_in_a_few_looks():
+    """At delta 0.999 next to no noise is needed; the search went on for minutes to find how little to twelve digits."""
+    looks = []
+
+    def event(noise):
+        looks.append(noise)
+        return Repeated(PoissonSampled(0.5, Laplace(noise)), 3)
+
+    noise = noise_multiplier(event, Budget(1e-9, 0.5))
+    assert len(looks) < 60
+    assert accountant("pld").epsilon(event(noise), 0.5) <= 1e-9 < accountant("pld").epsilon(event(noise * 0.99), 0.5)
+
+
+def test_a_group_under_an_absurd_epsilon_has_no_guarantee_and_no_overflow():
+    assert Guarantee(1e9, 1e-5).group(3).delta == 1.0
+    assert Guarantee(1.0, 1e-5).group(3).delta == pytest.approx(3 * math.exp(2) * 1e-5)

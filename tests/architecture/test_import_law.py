@@ -9,13 +9,23 @@ import sordina
 
 SOURCE = Path(sordina.__file__).parent
 WORDS = {"privacy", "errors", "random", "_memory", "queries", "__init__", "types", "randomness", "seam"}
-WORDS |= {"_lazy", "_stacked_models", "_arguments", "private_files", "journal", "run_folder"}
+WORDS |= {
+    "privacy_claim",
+    "progress",
+    "_lazy",
+    "_renamed",
+    "_stacked_models",
+    "_arguments",
+    "private_files",
+    "journal",
+    "run_folder",
+}
 FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
     {"plan", "_distributed", "private_step"},
     {"datasets", "models"},
     {"training"},
-    {"tables", "estimators", "tuning", "federated", "auditing", "fairness", "statistics"},
+    {"tables", "estimators", "tuning", "federated", "auditing", "fairness", "statistics", "integrations"},
     {"reports"},
     {"reproduction"},
     {"cli"},
@@ -31,11 +41,13 @@ SAME_FLOOR_ALLOWED = {
     ("estimators", "fairness"),
     ("auditing", "estimators"),
     ("federated", "tables"),
+    ("integrations", "tables"),
     ("statistics", "tables"),
     ("auditing", "statistics"),
     ("auditing", "tables"),
     ("federated", "statistics"),
     ("federated", "tables"),
+    ("integrations", "tables"),
 }
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import sordina as sd
 from sordina.auditing import figures
-from sordina.auditing.audit import thinned
+from sordina.auditing.findings import thinned
 from sordina.auditing.membership.shadows import PlainTraining, train
 from sordina.auditing.membership.target import Samples
 from sordina.auditing.runs import write_audit
@@ -28,7 +28,7 @@ def study():
 def test_an_overfitted_model_is_seen_through(study):
     found = study.overfitted.audit
     assert study.overfitted.train_accuracy - study.overfitted.test_accuracy > 0.15
-    assert found["loss"].auc.value >= 0.65
+    assert found["loss"].auc.low > 0.55
     assert found["lira-online"].auc.value >= found["loss"].auc.value
     assert found["lira-online"].tpr[0.01].value > 0.05
     assert found["lira-online"].bound.epsilon > 0.5
@@ -42,13 +42,13 @@ def test_the_same_model_at_epsilon_three_hides_its_rows(study):
         assert abs(result.auc.value - 0.5) < 0.05
         assert all(bound.epsilon <= 3 for bound in result.bounds)
     assert not found.exceeds_claim
-    assert "consistent with the claimed epsilon 3" in found.verdict
+    assert "not above the claimed epsilon 3" in found.verdict
 
 
 def test_what_was_found_is_plain_data(study):
     facts = json.loads(json.dumps(study.to_dict()))
     first = facts["private"]["results"][0]
-    assert first["attack"] == "loss"
+    assert first["attack"] == study.private.audit.ranked[0].name
     assert 0 <= first["auc"]["low"] <= first["auc"]["value"] <= first["auc"]["high"] <= 1
     assert first["bounds"][0]["confidence"] == pytest.approx(1 - 0.05 / 3)
     assert len(first["roc"]["fpr"]) <= 200
@@ -70,7 +70,7 @@ def parrot():
 
 def test_a_claim_that_is_not_true_is_refuted_loudly(parrot):
     claim = sd.Guarantee(0.5, 1e-5)
-    found = sd.audit(parrot, rows(200, 0), rows(200, 1), claim=claim, random_split=True, seed=0)
+    found = sd.audit(parrot, rows(200, 0), rows(200, 1), claim=claim, membership="fixed", seed=0)
     assert found.exceeds_claim
     assert found.verdict.startswith("CLAIM REFUTED")
     assert "epsilon 0.5 was claimed" in found.verdict
@@ -87,7 +87,7 @@ def test_a_model_that_claims_nothing_is_only_measured(parrot):
 
 def test_replace_one_claims_meet_their_own_bound(parrot):
     claim = sd.Guarantee(0.5, 1e-5, sd.Adjacency.REPLACE_ONE)
-    found = sd.audit(parrot, rows(200, 0), rows(200, 1), ["loss"], claim=claim, random_split=True, seed=0)
+    found = sd.audit(parrot, rows(200, 0), rows(200, 1), ["loss"], claim=claim, membership="fixed", seed=0)
     assert "replace-one" in found["loss"].bound.assumes
     assert found.exceeds_claim
 

@@ -6,20 +6,13 @@ from scipy.stats import binom
 
 from sordina.accounting import Gaussian, PoissonSampled, Repeated, accountant
 from sordina.accounting.gaussian import gaussian_epsilon
-from sordina.auditing.bounds import (
-    GaussianFamily,
-    OneRun,
-    PairedRun,
-    Rates,
-    TwoRates,
-    epsilon_at,
-    p_value,
-    rates_at,
-    refuted,
-)
+from sordina.auditing.bounds import GaussianFamily, Rates, TwoRates, rates_at, refuted
+from sordina.auditing.one_run import Guesses, Membership, OneRun, PairedRun, epsilon_at, p_value
 from sordina.auditing.scores import Scores
+from sordina.auditing.trade_off import ApproximateTradeOff
 from sordina.errors import InvalidInput
 
+COINS = Membership("coins")
 AUDITS = 200
 
 
@@ -49,7 +42,7 @@ def exceedances(bound, draw, truth, delta, seed=0, audits=AUDITS):
 
 
 @pytest.mark.parametrize(
-    ("bound", "truth"), [(TwoRates(), 1.0), (OneRun(coins=True), 1.0), (OneRun(), 1.0), (PairedRun(), 2.0)]
+    ("bound", "truth"), [(TwoRates(), 1.0), (OneRun(COINS), 1.0), (OneRun(), 1.0), (PairedRun(), 2.0)]
 )
 def test_no_bound_passes_the_worst_pure_mechanism_more_often_than_it_may(bound, truth):
     """Replacing a record changes two answers, so that the pairs' epsilon is twice as large."""
@@ -58,7 +51,7 @@ def test_no_bound_passes_the_worst_pure_mechanism_more_often_than_it_may(bound, 
     assert mean > 0.4 * truth
 
 
-@pytest.mark.parametrize("bound", [TwoRates(), GaussianFamily(), OneRun(coins=True), OneRun(), PairedRun()])
+@pytest.mark.parametrize("bound", [TwoRates(), GaussianFamily(), OneRun(COINS), OneRun(), PairedRun()])
 def test_no_bound_passes_a_gaussian_mechanism_more_often_than_it_may(bound):
     multiplier = 0.8 / math.sqrt(2) if isinstance(bound, PairedRun) else 0.8
     truth = gaussian_epsilon(multiplier, 1e-5)
@@ -119,36 +112,40 @@ def test_both_directions_count():
 def test_delta_lowers_every_bound():
     rng = np.random.default_rng(5)
     halves = gaussian_scores(2.0, 500, rng).split(0.3, rng)
-    for bound in (TwoRates(), GaussianFamily(), OneRun(coins=True), PairedRun()):
+    for bound in (TwoRates(), GaussianFamily(), OneRun(COINS), PairedRun()):
         small, large = (bound.epsilon_lower(*halves, delta, 0.95).epsilon for delta in (1e-9, 1e-2))
         assert large < small
 
 
 def test_rates_at_infinite_and_equal_scores_prove_nothing_by_accident():
     flat = Scores(np.zeros(50), np.zeros(50))
-    for bound in (TwoRates(), GaussianFamily(), OneRun(coins=True), OneRun(), PairedRun()):
+    for bound in (TwoRates(), GaussianFamily(), OneRun(COINS), OneRun(), PairedRun()):
         assert bound.epsilon_lower(flat, flat, 1e-5, 0.95).epsilon == 0
     apart = Scores(np.array([np.inf]), np.array([-np.inf]))
     assert rates_at(apart, np.zeros(1), 0.95).log_ratio(0.0)[0] < 0
 
 
+def chance(records, guesses, right, epsilon, delta):
+    return p_value(Guesses(right, guesses, records), ApproximateTradeOff(epsilon, delta))
+
+
 def test_the_p_value_is_the_binomial_tail_and_grows_with_epsilon_and_delta():
-    assert p_value(100, 50, 40, 0.0, 0.0) == pytest.approx(binom.sf(39, 50, 0.5))
-    assert p_value(100, 50, 40, 0.5, 0.0) > p_value(100, 50, 40, 0.0, 0.0)
-    assert p_value(100, 50, 40, 0.0, 1e-4) > p_value(100, 50, 40, 0.0, 0.0)
-    assert p_value(100, 50, 0, 0.0, 0.0) == 1
+    assert chance(100, 50, 40, 0.0, 0.0) == pytest.approx(binom.sf(39, 50, 0.5))
+    assert chance(100, 50, 40, 0.5, 0.0) > chance(100, 50, 40, 0.0, 0.0)
+    assert chance(100, 50, 40, 0.0, 1e-4) > chance(100, 50, 40, 0.0, 0.0)
+    assert chance(100, 50, 0, 0.0, 0.0) == 1
     with pytest.raises(InvalidInput):
-        p_value(10, 5, 6, 0.0, 0.0)
+        Guesses(6, 5, 10)
 
 
 def test_the_bound_inverts_the_p_value():
-    epsilon = epsilon_at(1000, 100, 90, 1e-5, 0.05)
-    assert p_value(1000, 100, 90, epsilon, 1e-5) <= 0.05 <= p_value(1000, 100, 90, epsilon + 2e-4, 1e-5)
-    assert epsilon_at(1000, 100, 50, 1e-5, 0.05) == 0
+    epsilon = epsilon_at(Guesses(90, 100, 1000), 1e-5, 0.05)
+    assert chance(1000, 100, 90, epsilon, 1e-5) <= 0.05 <= chance(1000, 100, 90, epsilon + 2e-4, 1e-5)
+    assert epsilon_at(Guesses(50, 100, 1000), 1e-5, 0.05) == 0
 
 
 def test_all_right_guesses_show_a_large_epsilon():
     apart = Scores(np.arange(1, 501.0), -np.arange(1, 501.0))
-    assert OneRun(coins=True).epsilon_lower(apart, apart, 0.0, 0.95).epsilon > 5
+    assert OneRun(COINS).epsilon_lower(apart, apart, 0.0, 0.95).epsilon > 5
     assert OneRun().epsilon_lower(apart, apart, 0.0, 0.95).epsilon > 4
     assert PairedRun().epsilon_lower(apart, apart, 0.0, 0.95).epsilon > 4

@@ -50,7 +50,7 @@ def test_clipping_alone_does_not_stop_an_attack_on_directions():
 
 
 def test_a_small_batch_is_rebuilt_in_any_order():
-    study = reconstruction_study("digits", images=2, batch=2, attack=DLG(150, 2), defences=[NoDefence()])
+    study = reconstruction_study("digits", images=2, batch_size=2, attack=DLG(150, 2), defences=[NoDefence()])
     assert study.defences[0].reconstructed == 2
     guesses = study.originals.flip(0)
     assert torch.equal(matched(study.originals, guesses), study.originals)
@@ -107,7 +107,7 @@ def test_quality_of_copies_shifts_and_noise():
 
 def test_what_cannot_be_attacked_is_refused():
     with pytest.raises(InvalidInput, match="whole batches"):
-        reconstruction_study("digits", images=3, batch=2)
+        reconstruction_study("digits", images=3, batch_size=2)
     with pytest.raises(InvalidInput, match="no inversion"):
         reconstruction_study("digits", images=1, attack="guessing")
     with pytest.raises(InvalidInput, match="last layer"):

@@ -1,6 +1,7 @@
 """When an audit may call a claim refuted: several attacks share the error, and chance decided who was in."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch import nn
 
 import sordina as sd
+from sordina.auditing.audit import audit_scores
 from sordina.auditing.bounds import shared_confidence
+from sordina.auditing.one_run import OneRun
 from sordina.auditing.runs import audit_run
 from sordina.training.recipe import TrainingRecipe, train
 
@@ -38,7 +41,7 @@ def sides(shift=0.0):
 
 def verdicts(attacks, **rest):
     model = nn.Linear(3, 2)
-    return sd.audit(model, *sides(), attacks, seed=0, **{"claim": CLAIM, "random_split": True, **rest})
+    return sd.audit(model, *sides(), attacks, seed=0, **{"claim": CLAIM, "membership": "fixed", **rest})
 
 
 def test_several_attacks_share_the_error():
@@ -61,12 +64,12 @@ def test_blind_attacks_refute_no_more_often_together_than_the_confidence_says():
     model = nn.Linear(3, 2)
     for audit in range(audits):
         attacks = [Told(0.0, seed=1000 * audit + number) for number in range(20)]
-        wrong += sd.audit(model, *sides(), attacks, claim=nothing, random_split=True, seed=audit).exceeds_claim
+        wrong += sd.audit(model, *sides(), attacks, claim=nothing, membership="fixed", seed=audit).exceeds_claim
     assert wrong <= 0.15 * audits
 
 
 def test_a_difference_that_chance_did_not_make_refutes_nothing():
-    found = verdicts([Told(0.9)], random_split=False)
+    found = verdicts([Told(0.9)], membership="own")
     assert not found.exceeds_claim
     assert found.results[0].suspicious
     assert found.verdict.startswith("NOT A REFUTATION")
@@ -89,6 +92,39 @@ def test_a_run_against_the_test_file_cannot_be_refuted_and_one_with_rows_left_ou
     split = TrainingRecipe("digits", "mlp", epsilon=0.5, epochs=1, batch_size=300, rows=700, seed=0)
     train(split, tmp_path / "split")
     assert audit_run(tmp_path / "split", ["loss"], seed=0).results[0].random_split
+
+
+def test_words_say_what_is_known_and_no_more():
+    claims = {"REFUTED": CLAIM, "NOT PRIVATE": None, "CLAIMED, NOT VERIFIED": sd.Guarantee(50.0, 0.0)}
+    for word, claim in claims.items():
+        found = verdicts([Told(0.0, name="blind"), Told(0.9)], claim=claim)
+        assert found.word == word
+        assert found.ranked[0].name == "told"
+        assert found.to_dict()["results"][0]["knows"]
+    assert "proves nothing" in found.verdict
+    assert replace(found, proved=True).word == "PRIVATE"
+    assert verdicts([Told(0.9)], membership="own").word == "CLAIMED, NOT VERIFIED"
+
+
+def test_what_was_once_called_a_random_split_still_works():
+    with pytest.warns(DeprecationWarning, match="membership"):
+        assert verdicts([Told(0.9)], membership="own", random_split=True).exceeds_claim
+    with pytest.warns(DeprecationWarning, match="Membership"):
+        assert OneRun(coins=True).membership.drawn == "coins"
+    with pytest.raises(sd.errors.InvalidInput, match=r"coins:0\.2"):
+        verdicts([Told(0.9)], membership="chance")
+
+
+def test_scores_from_elsewhere_meet_the_same_bounds():
+    rng = np.random.default_rng(0)
+    member = rng.random(2000) < 0.2
+    scores = {"good": member + 0.3 * rng.normal(size=2000), "blind": rng.normal(size=2000)}
+    found = audit_scores(scores, member, membership="coins:0.2", claim=CLAIM, seed=0)
+    assert found.exceeds_claim
+    assert found.ranked[0].name == "good"
+    assert not found["blind"].exceeds_claim
+    with pytest.raises(sd.errors.InvalidInput, match="3 scores for 2000 records"):
+        audit_scores({"short": [1, 2, 3]}, member)
 
 
 def test_shared_confidence():

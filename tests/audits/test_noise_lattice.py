@@ -28,7 +28,7 @@ def released_rows(member, rng, draw):
         if member and rng.random() < PLAN.sampler.rate:
             gradient = torch.from_numpy(rng.standard_normal(WIDTH).astype(np.float32))
             total[:WIDTH] = 0.999 * gradient / gradient.norm()
-        (answer,) = release([total], [1.0], [PLAN.noise_multiplier], PLAN.sampler.expected_batch, draw).answers
+        (answer,) = release([total], [1.0], [PLAN.noise_multiplier], PLAN.sampler.expected_batch_size, draw).answers
         rows.append(answer[:WIDTH].numpy())
     return np.array(rows)
 

@@ -60,7 +60,9 @@ def test_an_overfitted_model_is_found_out_and_a_private_one_is_not():
         return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 2))
 
     loss = nn.functional.cross_entropy
-    plain = sd.Trainer(model(), loss, sd.Budget(float("inf"), 0.0), batch_size=50, epochs=200, lr=0.5, seed=0)
+    plain = sd.Trainer(
+        model(), loss, sd.Budget(float("inf"), 0.0), batch_size=50, epochs=200, learning_rate=0.5, seed=0
+    )
     found = sd.audit(plain.fit(members).model, members, others, attacks=["loss"], seed=0)
     assert found.results[0].auc.value > 0.75
     private = sd.Trainer(model(), loss, sd.Budget(3.0, 1e-5), batch_size=50, epochs=20, seed=0)

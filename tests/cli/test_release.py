@@ -85,6 +85,14 @@ def test_what_a_person_reads(folder, monkeypatch, capsys):
     assert "NOT TO BE PUBLISHED" in err
 
 
+def test_a_delta_is_said_to_protect_nobody_or_for_how_many_it_is_meant(folder, monkeypatch, capsys):
+    _, out, _ = run(monkeypatch, capsys, *GOOD, "--rows", "600", "--delta", "0.01", "--out", "loose")
+    assert "WARNING: delta 0.01 is not below 1/600" in " ".join(out.split())
+    assert "WARNING" in json.loads((folder / "loose" / "privacy.json").read_text())["caveats"][-1]
+    _, out, _ = run(monkeypatch, capsys, *GOOD, "--delta", "1e-6", "--json")
+    assert "suits far fewer than 1,000,000 users" in json.loads(out)["statement"]
+
+
 def test_a_bar_shows_where_a_terminal_is_and_never_with_json(folder, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     code, out, err = run(monkeypatch, capsys, *GOOD)

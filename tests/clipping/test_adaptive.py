@@ -44,36 +44,36 @@ def simulate(policy, steps: int, nu: float = 1.0, seed: int = 0):
 @pytest.mark.parametrize("initial", [1e-3, 1e3])
 @pytest.mark.parametrize("gamma", [0.2, 0.5, 0.8])
 def test_quantile_finds_its_quantile_from_both_sides(initial, gamma):
-    state = simulate(Quantile(gamma, initial=initial), 300)
-    below = float((norms_of(np.random.default_rng(9)) <= state.C).double().mean())
+    state = simulate(Quantile(gamma, threshold=initial), 300)
+    below = float((norms_of(np.random.default_rng(9)) <= state.threshold).double().mean())
     assert below == pytest.approx(gamma, abs=0.08)
 
 
 @pytest.mark.parametrize("initial", [1e-3, 1e3])
 def test_online_comes_between_its_rails_from_both_sides(initial):
-    state = simulate(Online(initial=initial), 300)
-    clipped = float((norms_of(np.random.default_rng(9)) > state.C).double().mean())
+    state = simulate(Online(threshold=initial), 300)
+    clipped = float((norms_of(np.random.default_rng(9)) > state.threshold).double().mean())
     rails = Rails()
     assert rails.low - 0.05 <= clipped <= rails.high + 0.1
 
 
 def test_online_goes_where_the_loss_says_between_the_rails():
     """All vectors agree, so a larger threshold always helps: C climbs to the lower rail and stays there."""
-    state = simulate(Online(initial=2.0, rails=Rails(0.05, 0.95)), 400)
-    clipped = float((norms_of(np.random.default_rng(9)) > state.C).double().mean())
+    state = simulate(Online(threshold=2.0, rails=Rails(0.05, 0.95)), 400)
+    clipped = float((norms_of(np.random.default_rng(9)) > state.threshold).double().mean())
     assert clipped == pytest.approx(0.05, abs=0.04)
 
 
 def test_the_thesis_rule_moves_by_its_constant_rate():
-    state = simulate(Online.as_in_thesis(initial=0.1), 101)
-    assert math.isclose(state.C, 0.1 * math.exp(2.5e-3 * 100), rel_tol=1e-9)
+    state = simulate(Online.as_in_thesis(threshold=0.1), 101)
+    assert math.isclose(state.threshold, 0.1 * math.exp(2.5e-3 * 100), rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("initial", [1e-2, 1e2])
 def test_trailing_follows_the_size_of_released_means(initial):
-    state = simulate(Trailing(initial=initial), 60)
+    state = simulate(Trailing(threshold=initial), 60)
     mean = float(norms_of(np.random.default_rng(9)).mean())
-    assert 0.5 * mean < state.C < 8 * mean
+    assert 0.5 * mean < state.threshold < 8 * mean
 
 
 def test_names():
@@ -88,9 +88,9 @@ def test_names():
     "wrong",
     [
         lambda: Fixed(0), lambda: Fixed(-1), lambda: Fixed(math.inf), lambda: Quantile(1.5),
-        lambda: Quantile(initial=0),
-        lambda: Online(initial=-1), lambda: Online(memory=1.0), lambda: Online(inflation=0), lambda: Rails(0.9, 0.1),
-        lambda: Trailing(window=0), lambda: Trailing(initial=1e9), lambda: Quantile(rate=math.nan),
+        lambda: Quantile(threshold=0),
+        lambda: Online(threshold=-1), lambda: Online(memory=1.0), lambda: Online(inflation=0), lambda: Rails(0.9, 0.1),
+        lambda: Trailing(window=0), lambda: Trailing(threshold=1e9), lambda: Quantile(rate=math.nan),
     ],
 )  # fmt: skip
 def test_bad_policies_are_refused(wrong):

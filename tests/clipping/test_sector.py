@@ -33,7 +33,7 @@ def clipped(high: float, low: float, angle: float, count: int = 4000, size: int 
     )
     direction = torch.zeros(size, dtype=torch.float64)
     direction[0] = 1.0
-    policy = Sector(high=high, low=low, angle=angle)
+    policy = Sector(threshold=high, low=low, angle=angle)
     state = SectorState(high, low, angle, direction, direction)
     (query,) = policy.ask(Scalars(data.norm(dim=1), data @ direction), state)
     return query.own[:, None] * data + query.ref[:, None] * direction
@@ -67,7 +67,7 @@ def test_the_whole_ball_is_replace_one_clipping():
 
 
 def test_a_zero_vector_becomes_the_lower_bound_along_the_direction():
-    policy, direction = Sector(high=1.0, low=0.25, angle=0.5), torch.tensor([1.0, 0.0])
+    policy, direction = Sector(threshold=1.0, low=0.25, angle=0.5), torch.tensor([1.0, 0.0])
     state = SectorState(1.0, 0.25, 0.5, direction, direction)
     (query,) = policy.ask(Scalars(torch.zeros(1), torch.zeros(1)), state)
     assert query.own.item() == 0
@@ -76,7 +76,15 @@ def test_a_zero_vector_becomes_the_lower_bound_along_the_direction():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"high": 0}, {"low": 2.0}, {"low": -1.0}, {"angle": 0}, {"angle": 4.0}, {"memory": 1.0}, {"high": math.nan}],
+    [
+        {"threshold": 0},
+        {"low": 2.0},
+        {"low": -1.0},
+        {"angle": 0},
+        {"angle": 4.0},
+        {"memory": 1.0},
+        {"threshold": math.nan},
+    ],
 )
 def test_bad_sectors_are_refused(wrong):
     with pytest.raises(InvalidInput):

@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 
-from sordina.clipping import Automatic, Fixed, Follow, Online, Quantile, Sector, Trailing
-from sordina.clipping.policy import spread
+from sordina.clipping import Automatic, Fixed, Follow, Online, Quantile, Sector, Trailing, TypicalNorm
+from sordina.clipping.policy import split_at, spread
 from sordina.errors import Unsupported
 from sordina.privacy import Adjacency
 from sordina.queries import Released, ScalarQuery, Scalars
@@ -17,14 +17,16 @@ from sordina.queries import Released, ScalarQuery, Scalars
 SIZE = 7
 POLICIES = {
     "fixed": Fixed(0.5),
-    "quantile": Quantile(0.3, initial=0.5),
-    "online": Online(initial=0.5),
-    "online-thesis": Online.as_in_thesis(initial=0.5),
+    "quantile": Quantile(0.3, threshold=0.5),
+    "online": Online(threshold=0.5),
+    "online-thesis": Online.as_in_thesis(threshold=0.5),
     "automatic": Automatic(),
-    "trailing": Trailing(initial=0.5),
-    "sector": Sector(high=1.0, low=0.2, angle=math.pi / 4),
-    "sector-wide": Sector(high=1.0, angle=3.0),
-    "sector-follow": Sector(high=1.0, low=0.1, angle=1.0, follow=Follow()),
+    "trailing": Trailing(threshold=0.5),
+    "sector": Sector(threshold=1.0, low=0.2, angle=math.pi / 4),
+    "sector-wide": Sector(threshold=1.0, angle=3.0),
+    "sector-follow": Sector(threshold=1.0, low=0.1, angle=1.0, follow=Follow()),
+    "typical-norm": TypicalNorm(),
+    "typical-norm-found": TypicalNorm(longest=3),
 }
 
 
@@ -114,8 +116,11 @@ def test_a_sample_that_is_not_finite_has_no_weight_of_its_own(policy, steps):
 
 @cases
 def test_the_split_costs_what_one_query_does(policy, steps):
+    state = adapted(policy, steps)
+    shares = split_at(policy, 0.8, state)
     assert spread(policy.split(0.8)) == pytest.approx(0.8, rel=1e-12)
-    assert len(policy.split(0.8)) == len(policy.bounds(adapted(policy, steps), Adjacency.REPLACE_ONE))
+    assert spread(shares) == pytest.approx(0.8, rel=1e-12)
+    assert len(shares) == len(policy.bounds(state, Adjacency.REPLACE_ONE))
 
 
 @cases
@@ -132,7 +137,7 @@ def test_a_state_survives_being_saved(policy, steps, tmp_path):
 @cases
 def test_adapting_does_not_change_the_old_state(policy, steps):
     state = adapted(policy, steps)
-    before = policy.threshold(state)
+    before = policy.current_threshold(state)
     nobody = torch.zeros(0, dtype=torch.float64)
     queries = policy.ask(Scalars(nobody, nobody), state)
     answers = tuple(
@@ -140,4 +145,4 @@ def test_adapting_does_not_change_the_old_state(policy, steps):
         for q in queries
     )
     policy.adapt(state, Released(answers, (0.1,) * len(queries), 10.0))
-    assert policy.threshold(state) == before
+    assert policy.current_threshold(state) == before

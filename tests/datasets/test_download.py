@@ -61,7 +61,7 @@ def server():
 def test_a_file_arrives_whole_and_tells_its_progress(server, tmp_path):
     seen = []
     file = File("set/file.bin", sha256(CONTENT), (f"{server.url}/good",))
-    path = download(file, tmp_path, progress=lambda *step: seen.append(step))
+    path = download(file, tmp_path, progress=lambda name: lambda *step: seen.append((name, *step)))
     assert path == tmp_path / "set" / "file.bin"
     assert path.read_bytes() == CONTENT
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})

@@ -46,7 +46,7 @@ BAD = {
     "batch": ["train", "digits", "--batch-size", "0"],
     "batch beyond data": ["train", "digits", "--batch-size", "5000"],
     "epochs": ["train", "digits", "--epochs", "0"],
-    "lr": ["train", "digits", "--lr", "-1"],
+    "learning rate": ["train", "digits", "--learning-rate", "-1"],
     "model": ["train", "digits", "--model", "resnet"],
     "threshold": ["train", "digits", "--clipping", "fixed", "--threshold", "0"],
     "sector with poisson": ["train", "digits", "--clipping", "sector", "--sampling", "poisson"],

@@ -176,7 +176,7 @@ def test_the_ledger_and_the_private_schema(folder, monkeypatch, capsys):
 BAD = {
     "no schema": ["train", "patients.csv"],
     "a schema for a named data set": ["train", "digits", "--schema", "patients.toml"],
-    "an option that does not fit": ["train", "patients.csv", "--schema", "patients.toml", "--lr", "1"],
+    "an option that does not fit": ["train", "patients.csv", "--schema", "patients.toml", "--learning-rate", "1"],
     "no such file": ["train", "nowhere.csv", "--schema", "patients.toml"],
     "no such schema": ["train", "patients.csv", "--schema", "nowhere.toml"],
     "no such model": ["train", "patients.csv", "--schema", "patients.toml", "--model", "oracle"],

@@ -19,6 +19,7 @@ from sordina.auditing.scores import Scores
 from sordina.auditing.self_audit import _less_noise
 from sordina.estimators import (
     PCA,
+    SVC,
     BoostedClassifier,
     BoostedRegressor,
     GaussianNB,
@@ -26,11 +27,13 @@ from sordina.estimators import (
     LinearRegression,
     LinearSVC,
     LogisticRegression,
+    MLPClassifier,
     MLPRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
     Ridge,
     _base,
+    _splits,
     boosted,
     forest,
     linear,
@@ -42,6 +45,7 @@ from sordina.estimators import (
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits"),
     pytest.mark.filterwarnings("ignore::sordina.estimators.LooseDelta"),
+    pytest.mark.filterwarnings("ignore::sordina.estimators.LittleData"),
 ]
 BUDGET, SMALL = sd.Budget(1.5, 1e-3), sd.Budget(0.2, 1e-3)
 NUMBERS = {"bounds": (0, 1), "target_bounds": (0, 1)}
@@ -60,9 +64,13 @@ SUMS = {
     "functional": LogisticRegression(BUDGET, bounds=(0, 1), method="functional"),
 }
 REGRESSION = {"linear", "functional regression", "regression forest", "boosted regression", "network for numbers"}
-STEPS = {  # the others take the same steps
-    "logistic": LogisticRegression(SMALL, bounds=(0, 1), epochs=1, batch_size=200, knots=0),
-    "network for numbers": MLPRegressor(SMALL, **NUMBERS, epochs=1, batch_size=200, hidden_layer_sizes=(2,)),
+FEW = {"epochs": 1, "batch_size": 200}
+STEPS = {
+    "logistic": LogisticRegression(SMALL, bounds=(0, 1), **FEW, knots=0),
+    "linear machine": LinearSVC(SMALL, bounds=(0, 1), **FEW, knots=0),
+    "machine": SVC(SMALL, bounds=(0, 1), **FEW, n_components=4),
+    "network": MLPClassifier(SMALL, bounds=(0, 1), **FEW, hidden_layer_sizes=(2,)),
+    "network for numbers": MLPRegressor(SMALL, **NUMBERS, **FEW, hidden_layer_sizes=(2,)),
 }
 ROWS = np.array([[0.1, 0.2], [0.2, 0.1], [0.3, 0.3], [0.15, 0.25]])
 CANARY = np.array([[1.0, 1.0]])
@@ -95,7 +103,9 @@ def first_release(estimator, rows, targets, noise):
 
 def patch_everywhere(name, replacement):
     modules = [
-        one for one in (boosted, forest, linear, linear_classifiers, moments, perturbation) if hasattr(one, name)
+        one
+        for one in (_splits, boosted, forest, linear, linear_classifiers, moments, perturbation)
+        if hasattr(one, name)
     ]
     return functools.reduce(_Both, [patch.object(one, name, replacement) for one in modules])
 

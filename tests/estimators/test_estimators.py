@@ -13,7 +13,7 @@ import pandas
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -28,6 +28,7 @@ from sordina.estimators import (
     KMeans,
     LinearRegression,
     LinearSVC,
+    LittleData,
     LogisticRegression,
     MLPClassifier,
     MLPRegressor,
@@ -35,12 +36,17 @@ from sordina.estimators import (
     RandomForestRegressor,
     Ridge,
     UnbookedFits,
+    load_estimator,
+    save_estimator,
 )
 from sordina.privacy import Unit
 from sordina.tables import Prepare
 
 WIDE = {"bounds": (-10, 10)}
-pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits"),
+    pytest.mark.filterwarnings("ignore::sordina.estimators.LittleData"),
+]
 PLENTY = sd.Budget(1e4, 1e-5)
 """So much that scikit-learn's checks of accuracy on thirty rows can be met."""
 CLASSIFIERS = [
@@ -148,6 +154,18 @@ def test_cross_validation_says_what_it_costs():
         cross_val_score(GaussianNB(sd.Budget(1, 1e-5), bounds=(0, 8)), x, y, cv=3)
 
 
+def test_a_kernel_machine_says_that_rows_are_few_before_it_spends(tmp_path):
+    x, y = load_iris(return_X_y=True)
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("iris", sd.Budget(1, 1e-4))
+    machine = SVC(sd.Budget(0.5, 1e-5), bounds=(0, 8), ledger=ledger, dataset_budget="iris")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LittleData)
+        with pytest.raises(LittleData, match="few for this estimator"):
+            machine.fit(x, y)
+    assert ledger.spent("iris") == 0
+
+
 def test_persons_are_the_unit():
     x, y = load_breast_cancer(return_X_y=True)
     who = np.arange(len(x)) // 3
@@ -225,3 +243,58 @@ def test_small_tables_with_loose_bounds_are_learned_the_better_the_more_budget(k
     ]  # fmt: skip
     assert scores[1] > wanted, scores
     assert scores[1] > scores[0] > wanted - 0.3, scores
+
+
+def test_a_grid_search_books_every_fit(tmp_path):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("iris", sd.Budget(3, 1e-4))
+    x, y = load_iris(return_X_y=True)
+    pipeline = make_pipeline(
+        PCA(2, sd.Budget(0.2, 1e-5), row_norm=10.0, ledger=ledger, dataset_budget="iris"),
+        GaussianNB(sd.Budget(0.2, 1e-5), bounds=(-10, 10), ledger=ledger, dataset_budget="iris"),
+    )
+    search = GridSearchCV(pipeline, {"pca__n_components": [1, 2]}, cv=2).fit(x, y)
+    settled = [entry.reservation for entry in ledger.history("iris") if entry.reservation is not None]
+    assert len(settled) == 2 * (2 * 2 + 1)  # two estimators; two folds, two choices, one refit
+    assert set(search.predict(x)) <= set(y)
+    assert ledger.spent("iris") > search.best_estimator_[-1].cost_ + search.best_estimator_[0].cost_
+
+
+@pytest.mark.parametrize("estimator", [KMeans(3, PLENTY, bounds=(0, 8)), PCA(2, PLENTY, row_norm=10.0)])
+def test_transformers_name_their_columns(estimator):
+    frame = load_iris(as_frame=True).data
+    moved = estimator.set_output(transform="pandas").fit(frame).transform(frame)
+    assert list(moved.columns) == list(estimator.get_feature_names_out())
+    assert list(estimator.feature_names_in_) == list(frame.columns)
+    assert (moved.index == frame.index).all()
+    estimator.set_output(transform="default")
+
+
+@pytest.mark.parametrize("estimator", [*CLASSIFIERS, *REGRESSORS, *OTHERS], ids=lambda one: type(one).__name__)
+def test_fitted_estimators_are_pickled_and_kept(estimator, tmp_path):
+    x, y = load_iris(return_X_y=True)
+    model = clone(estimator).fit(x, y.astype(float) if estimator in REGRESSORS else y)
+    save_estimator(model, tmp_path / "kept.safetensors")
+    answer = "transform" if hasattr(model, "transform") else "predict"
+    for again in (pickle.loads(pickle.dumps(model)), load_estimator(tmp_path / "kept.safetensors")):
+        np.testing.assert_array_equal(getattr(again, answer)(x), getattr(model, answer)(x))
+        assert again.guarantee_ == model.guarantee_
+
+
+def test_polars_frames_go_through_a_pipeline():
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"age": [20.0, 40.0, 60.0, None] * 50, "ward": ["A", "B"] * 100})
+    schema = {
+        "columns": {
+            "age": {"kind": "number", "low": 0, "high": 100},
+            "ward": {"kind": "category", "values": ["A", "B"]},
+        }
+    }
+    target = frame["ward"].to_numpy()
+    for model in (BoostedClassifier, LogisticRegression):  # bounds and names come with the prepared rows
+        pipeline = make_pipeline(Prepare(schema), model(sd.Budget(20, 1e-5), random_state=0))
+        assert pipeline.fit(frame, target).score(frame, target) == 1.0
+        assert pipeline[-1].bounds_ == (0.0, 1.0)
+        assert pipeline[-1].feature_names_in_[-1] == "ward=missing"
+        again = pickle.loads(pickle.dumps(pipeline))
+        assert (again.predict(frame) == pipeline.predict(frame)).all()

@@ -9,7 +9,7 @@ import pytest
 
 import sordina as sd
 from sordina.errors import InvalidInput
-from sordina.estimators import PCA, GaussianNB, RandomForestClassifier
+from sordina.estimators import PCA, GaussianNB, KMeans, RandomForestClassifier, load_estimator, save_estimator
 from sordina.estimators.model_file import pack, unpack
 from sordina.estimators.table_model import facts_of
 from sordina.tables import Schema
@@ -58,6 +58,19 @@ def test_what_was_packed_is_read_back():
 def test_hostile_files_are_refused_when_they_are_read(hostile):
     with pytest.raises(InvalidInput, match="model file"):
         unpack(content(**hostile))
+
+
+@pytest.mark.parametrize("kind", [PCA(1, BUDGET, row_norm=1.0, center=[0.5, 0.5]), KMeans(2, BUDGET, bounds=(0, 1))])
+def test_what_is_no_model_of_a_table_is_kept_too(kind, tmp_path):
+    kind.fit(X)
+    save_estimator(kind, tmp_path / "kept.safetensors")
+    again = load_estimator(tmp_path / "kept.safetensors")
+    np.testing.assert_array_equal(again.transform(X), kind.transform(X))
+    assert again.guarantee_ == kind.guarantee_
+    with pytest.raises(InvalidInput, match="new file"):
+        save_estimator(kind, tmp_path / "kept.safetensors")
+    with pytest.raises(InvalidInput, match="load_estimator"):
+        sd.load(tmp_path / "kept.safetensors")
 
 
 def test_a_seeded_fit_is_not_releasable_whatever_is_set_or_loaded_later():

@@ -70,11 +70,11 @@ def privacy_loss(plan, rows, signs, extra, sign, weights):
     return found[0] - found[1]
 
 
-def worst_delta(plan, epsilon, draws=1200):
+def worst_delta(plan, epsilon, draws=1200, most=1):
     """The larger delta of both directions between two tables that are as easy to tell apart as they come."""
     rng = np.random.default_rng(0)
     rows, signs = np.array([[0.1, 0.0], [0.0, 0.1]]), np.array([1.0, -1.0])
-    extra, sign = np.array([[1.0, 0.0]]), 1.0
+    extra, sign = np.tile([[1.0, 0.0]], (most, 1)), np.ones(most)
     found = []
     for direction, (x, s) in ((1, (np.vstack([rows, extra]), np.append(signs, sign))), (-1, (rows, signs))):
         problem = MarginProblem(plan.loss, x, plan.ridge, 1.0)
@@ -94,6 +94,14 @@ def test_objective_perturbation_keeps_its_delta_and_a_forgotten_determinant_is_c
     assert worst_delta(plan, 1.0) <= 0.05
     small = ObjectivePerturbation(plan.loss, 1.0, plan.ridge / 40, plan.sigma / 2, plan.event)
     assert worst_delta(small, 1.0) > 0.05
+
+
+def test_objective_perturbation_of_persons_is_planned_for_all_their_rows():
+    budget = sd.Budget(1.0, 0.05)
+    one, three = (ObjectivePerturbation.within(budget, LogisticLoss(), 1.0, 1, most=most) for most in (1, 3))
+    assert one.event == three.event
+    assert worst_delta(three, 1.0, draws=400, most=3) <= 0.05
+    assert worst_delta(one, 1.0, draws=400, most=3) > 0.05, "a plan for one row does not hide three"
 
 
 def test_the_delta_of_a_folded_normal_loss_is_the_integral():
@@ -144,8 +152,6 @@ def test_what_has_no_proof_is_refused():
         LinearSVC(BUDGET, bounds=(0, 1), method="dual").fit(x, y)
     with pytest.raises(Unsupported, match="hinge"):
         LinearSVC(BUDGET, bounds=(0, 1), method="functional").fit(x, y)
-    with pytest.raises(Unsupported, match="one row of a person"):
-        LogisticRegression(BUDGET, bounds=(0, 1), method="objective", rows_per_person=2).fit(x, y, persons=y)
     for wrong in ({"method": "magic"}, {"knots": 1}, {"knots": -2}, {"alpha": -1.0}, {"row_norm": 0.0}):
         with pytest.raises(InvalidInput):
             LogisticRegression(BUDGET, bounds=(0, 1), **wrong).fit(x, y)

@@ -41,7 +41,8 @@ def main() -> None:
     # The accountant has its own tests; here a step must only be counted.
     plans._calibrate = lambda *_: 3.0
     trainer = sd.Trainer(
-        model, nn.functional.cross_entropy, sd.Budget(8, 1e-5), clipping=Quantile(), batch_size=30, steps=400, lr=0.5,
+        model, nn.functional.cross_entropy, sd.Budget(8, 1e-5), clipping=Quantile(), batch_size=30, steps=400,
+        learning_rate=0.5,
         seed=options.seed, folder=options.folder, checkpoint_every=40, callbacks=[Slowly()],
     )  # fmt: skip
     run = trainer.fit((x, (x.sum(1) > 0).long()), resume=options.resume)

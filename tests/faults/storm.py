@@ -97,7 +97,8 @@ class Victim:
 
     def _train(self, resume: bool) -> None:
         trainer = sd.Trainer(
-            nn.Linear(2, 2), F.cross_entropy, **self._options(), lr=0.1, tensorboard=False, track_epsilon=False,
+            nn.Linear(2, 2), F.cross_entropy, **self._options(), learning_rate=0.1, tensorboard=False,
+            track_epsilon=False,
             recipe={"dataset": "points"},
         )  # fmt: skip
         trainer.fit(DATA, resume=resume)
@@ -133,7 +134,7 @@ class Victim:
                 if damaged:
                     return
                 raise
-            assert self.drawn <= steps_of(from_dict(facts["event"])) == STEPS
+            assert self.drawn <= steps_of(from_dict(dict(facts.event or {}))) == STEPS
 
     def recover(self, tally: Tally, *, damaged: bool = False) -> None:
         """Resume the run: it ends, or says why not."""
@@ -158,7 +159,7 @@ class Victim:
         assert [spend.status for spend in spends] == [Status.SETTLED]
         assert steps_of(spends[0].event) == STEPS
         tally.finished += 1
-        tally.lost += int(read_claim(self.folder)["lost_steps"])
+        tally.lost += int(read_claim(self.folder).more["lost_steps"])
 
 
 def accident(disk: Disk, tally: Tally, *, own_loop: bool = False, then: int = 0) -> bool:
@@ -229,7 +230,7 @@ RACER = textwrap.dedent(
     torch.set_num_threads(1)
     x = torch.randn(100, 5)
     trainer = sd.Trainer(torch.nn.Linear(5, 2), torch.nn.functional.cross_entropy, sd.Budget(6, 1e-5), batch_size=20,
-                         steps=300, noise_multiplier=9.0, folder=sys.argv[1], lr=0.1, track_epsilon=False,
+                         steps=300, noise_multiplier=9.0, folder=sys.argv[1], learning_rate=0.1, track_epsilon=False,
                          tensorboard=False)
     try:
         trainer.fit((x, (x[:, 0] > 0).long()), resume=sys.argv[2] == "resume")
@@ -259,7 +260,7 @@ def race(folder: Path, racers: int = 3) -> None:
     assert codes.count(0) >= 1, codes
     assert set(codes) <= {0, 2}, codes
     facts = read_claim(folder)
-    assert facts["steps"] == 300
+    assert facts.more["steps"] == 300
     claimed = Journal.open(folder / JOURNAL).claimed
     assert claimed >= 300
 

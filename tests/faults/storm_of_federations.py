@@ -113,14 +113,14 @@ def check(root: Path, name: str, drawn: Drawn, books: Ledger | None) -> None:
         spends = list(books.spends().values())
         assert len(spends) == 1, "reserved once"
         assert str(spends[0].status) == "settled"
-        assert claim["epsilon"] > 2.9
+        assert claim.epsilon > 2.9
         if name == "central":
             assert _count(spends[0].event) >= min(claimed, ROUNDS)
     if name == "local":
-        assert drawn.clients.max() <= claim["details"]["limit"]
+        assert drawn.clients.max() <= claim.details["limit"]
     if name == "metric":
-        spent = np.array(claim["leakage_per_client"])
-        assert (spent >= drawn.clients * claim["details"]["per_participation"] - 1e-9).all()
+        spent = np.array(claim.more["leakage_per_client"])
+        assert (spent >= drawn.clients * claim.details["per_participation"] - 1e-9).all()
 
 
 def points(name: str) -> int:
@@ -171,9 +171,9 @@ class _Mean:
 def _take_part(folder: Path, rounds: int = 3) -> None:
     rows = torch.ones(4, 2)
     side = ClientSide(_Mean(), Metric(5.0, PublicRadius(0.5)))  # type: ignore[arg-type]
-    desk = ClientContext(side, lambda: alone(rows, rows[:, :1], 0), ClientFolder(folder), Fraction(10))
+    client_context = ClientContext(side, lambda: alone(rows, rows[:, :1], 0), ClientFolder(folder), Fraction(10))
     for number in range(rounds):
-        answer(desk, RoundRequest({"model": torch.zeros(2)}, None, RowOrder(0, number)), 7, 0)
+        answer(client_context, RoundRequest({"model": torch.zeros(2)}, None, RowOrder(0, number)), 7, 0)
 
 
 def home_points() -> int:

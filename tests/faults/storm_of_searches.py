@@ -34,7 +34,8 @@ def _search(root: Path, method: str) -> None:
         return sd.Trainer(torch.nn.Linear(2, 2), loss, sd.Budget(1, 1e-5), batch_size=4, steps=STEPS)
 
     search = Search(
-        Grid({"lr": (0.1, 0.2)}), trainer, sd.Budget(50, 1e-5), method=method, accountant="rdp", folder=root / "s",
+        Grid({"learning_rate": (0.1, 0.2)}), trainer, sd.Budget(50, 1e-5), method=method, accountant="rdp",
+        folder=root / "s",
         ledger=Ledger(root / "ledger.db"), dataset_budget="people",
     )  # fmt: skip
     begun = (root / "s" / RUN).exists() and state_of(root / "s").state is not FolderState.FRESH
@@ -64,7 +65,7 @@ def accident(method: str, at: int) -> int:
                 _search(root, method)
         spends = list(Ledger(root / "ledger.db").spends().values())
         assert [spend.status for spend in spends] == [Status.SETTLED]
-        assert read_claim(root / "s")["epsilon"] <= 50
+        assert read_claim(root / "s").epsilon <= 50
         assert method != "composition" or drawn[0] <= RUNS * STEPS, drawn
     return disk.done
 

@@ -17,7 +17,7 @@ def value(module, loss, root, x, y):
 def batches(population, client, order, steps):
     size = population.sizes[client : client + 1]
     start = int(population.starts[client])
-    plan = arrange(size, np.array([client]), order, batch=steps.batch, epochs=steps.epochs, steps=steps.steps)
+    plan = arrange(size, np.array([client]), order, batch_size=steps.batch_size, epochs=steps.epochs, steps=steps.steps)
     for positions in plan:
         rows = start + positions[0][positions[0] >= 0]
         yield population.x[rows], population.y[rows]
@@ -32,7 +32,7 @@ def train(module, loss, root, start, population, client, order, steps, extra=Non
     """``extra(theta)`` is added to every gradient."""
     module = copy.deepcopy(module)
     vector_to_parameters(start.clone(), module.parameters())
-    optimizer = torch.optim.SGD(module.parameters(), lr=steps.rate)
+    optimizer = torch.optim.SGD(module.parameters(), lr=steps.learning_rate)
     taken = 0
     for x, y in batches(population, client, order, steps):
         optimizer.zero_grad()
@@ -72,8 +72,8 @@ def fedprox(*args):
 def scaffold(module, loss, root, sent, population, client, order, steps, own):
     c, centre = sent["control"], sent["model"]
     end, taken = train(module, loss, root, centre, population, client, order, steps, lambda theta: c - own)
-    new = own - c + (centre - end) / (taken * steps.rate) if taken else own
-    return torch.cat([end - centre, steps.rate * (new - own)]), new
+    new = own - c + (centre - end) / (taken * steps.learning_rate) if taken else own
+    return torch.cat([end - centre, steps.learning_rate * (new - own)]), new
 
 
 def pick(module, loss, root, sent, population, client):

@@ -38,12 +38,12 @@ def feddyn(plain, module, loss, root, sent, population, client, order, steps, ow
 def fsvrg(plain, module, loss, root, sent, population, client, order, steps, own):
     theta = sent["model"]
     if not int(sent["phase"]):
-        return -steps.rate * gradient(module, loss, root, theta, *plain.everything(population, client)), own
+        return -steps.learning_rate * gradient(module, loss, root, theta, *plain.everything(population, client)), own
     batches = list(plain.batches(population, client, order, steps))
     mine = theta.clone()
     for x, y in batches:
         noisy = gradient(module, loss, root, mine, x, y) - gradient(module, loss, root, theta, x, y)
-        mine = mine - steps.rate / len(batches) * (noisy + sent["gradient"])
+        mine = mine - steps.learning_rate / len(batches) * (noisy + sent["gradient"])
     return mine - theta, own
 
 
@@ -77,7 +77,7 @@ def meta(
         outside = gradient(module, loss, root, adapted, *outer)
         far = 1e-2 * (1 + theta.norm()) / max(float(outside.norm()), 1e-12)
         ahead, behind = (gradient(module, loss, root, theta + s * far * outside, *last) for s in (1, -1))
-        theta = theta - steps.rate * (outside - alpha * (ahead - behind) / (2 * far))
+        theta = theta - steps.learning_rate * (outside - alpha * (ahead - behind) / (2 * far))
     return theta - sent["model"], own
 
 
@@ -97,7 +97,7 @@ def mixture(plain, module, loss, root, sent, population, client, order, steps, o
     for x, y in plain.batches(population, client, order, steps):
         q = responsibilities(x, y)
         for m in range(len(ends)):
-            ends[m] = ends[m] - steps.rate * gradient(module, loss, root, ends[m], x, y, q[:, m])
+            ends[m] = ends[m] - steps.learning_rate * gradient(module, loss, root, ends[m], x, y, q[:, m])
     return (torch.stack(ends) - hypotheses).flatten(), {"shares": fresh}
 
 
@@ -105,7 +105,7 @@ def sub_network(plain, module, loss, root, sent, population, client, order, step
     mask, model = 1 - own["pruned"], sent["model"]
     theta = model * mask
     for x, y in plain.batches(population, client, order, steps):
-        theta = (theta - steps.rate * gradient(module, loss, root, theta, x, y)) * mask
+        theta = (theta - steps.learning_rate * gradient(module, loss, root, theta, x, y)) * mask
     pruned, first = own["pruned"].clone(), 0
     for parameter in module.parameters():
         length = parameter.numel()
@@ -116,7 +116,7 @@ def sub_network(plain, module, loss, root, sent, population, client, order, step
             for j in sorted(alive, key=lambda j: abs(float(theta[j])))[: max(0, more)]:
                 pruned[j] = 1
         first += length
-    return torch.cat([(1 - pruned) * (theta - model), steps.rate * pruned]), {"pruned": pruned}
+    return torch.cat([(1 - pruned) * (theta - model), steps.learning_rate * pruned]), {"pruned": pruned}
 
 
 def zeros(work):

@@ -20,7 +20,8 @@ from sordina.sampling import FixedSize, Poisson
 SIZE = 6
 LAYERS = (("a.weight", 4), ("a.bias", 1), ("b", 1))
 BALLS = [
-    Fixed(0.5), Quantile(initial=0.3), Online(initial=0.3), Automatic(), Trailing(initial=0.4), PerLayer(Fixed(0.5)),
+    Fixed(0.5), Quantile(threshold=0.3), Online(threshold=0.3), Automatic(), Trailing(threshold=0.4),
+    PerLayer(Fixed(0.5)),
 ]  # fmt: skip
 SECTORS = [Sector(1.0, 0.9, math.pi / 12), Sector(1.0, 0.2, 1.0, follow=Follow())]
 
@@ -54,8 +55,8 @@ def warmed(placement, rng):
     """A state that has seen a few releases, so that adaptive bounds and directions are in place."""
     state = placement.start(SIZE)
     for _ in range(3):
-        parcel = placement.seal(outcome(rng.standard_normal((8, SIZE)) + 1), state, rng)
-        _, state = placement.open(ClientUpdate(parcel.sums, answered=8), state, rng)
+        update = placement.seal(outcome(rng.standard_normal((8, SIZE)) + 1), state, rng)
+        _, state = placement.open(ClientUpdate(update.sums, answered=8), state, rng)
     return state
 
 
@@ -160,10 +161,10 @@ def test_central_privacy_without_a_budget_is_refused():
 
 @pytest.mark.parametrize(("length", "grows"), [(10.0, True), (0.001, False)])
 def test_adaptive_policies_move_with_what_was_released(length, grows):
-    placement = Central(make_plan(Budget(3, 1e-5), Poisson(400, 4000), 5, unit=Unit.USER), Quantile(initial=0.3))
+    placement = Central(make_plan(Budget(3, 1e-5), Poisson(400, 4000), 5, unit=Unit.USER), Quantile(threshold=0.3))
     rng = np.random.default_rng(0)
     state = placement.start(SIZE)
     for _ in range(5):
         _, state = placement.open(placement.seal(outcome(length * np.ones((400, SIZE))), state, rng), state, rng)
-    assert (state.policies[0].C > 0.35) == grows
-    assert (state.policies[0].C < 0.25) == (not grows)
+    assert (state.policies[0].threshold > 0.35) == grows
+    assert (state.policies[0].threshold < 0.25) == (not grows)

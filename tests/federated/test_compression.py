@@ -83,7 +83,7 @@ def test_bytes_that_nobody_wrote_are_refused(codec):
 
 
 def test_compression_comes_after_the_noise():
-    """The compressed parcel is a function of the sanitised one: equal noise, then the codec."""
+    """The compressed update is a function of the sanitised one: equal noise, then the codec."""
     metric = Metric(50.0, PublicRadius(0.5))
     outcome = ClientResult(rows().float(), torch.ones(5))
     placement = Compressed(metric, TopK(0.2), SIZE)
@@ -136,14 +136,14 @@ def test_compressed_letters_pass_the_guard_and_the_wire():
     side = ClientSide(LocalTraining(objective, LocalSteps(0.02, 10)), placement)
     call = RoundRequest({"model": torch.zeros(40)}, None, RowOrder(0, 0))
     engine = FaultInjectingEngine(InProcess(population), FaultInjection(hostile={2: "nan", 5: "huge"}))
-    parcel = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(0))
-    assert parcel.answered == 8
-    assert parcel.vectors.dtype == torch.uint8
-    assert {one.sender for one in parcel.refused} == {2, 5}
+    update = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(0))
+    assert update.answered == 8
+    assert update.vectors.dtype == torch.uint8
+    assert {one.sender for one in update.refused} == {2, 5}
     alone, _ = engine.inner.apart(side, call, np.array([3]), np.random.default_rng(0))
     again = unpack(pack(alone[3]), type(alone[3])())
     assert torch.equal(again.vectors, alone[3].vectors)
-    release, _ = placement.open(parcel, None, np.random.default_rng(0))
+    release, _ = placement.open(update, None, np.random.default_rng(0))
     assert release.vectors.shape == (8, 40)
 
 

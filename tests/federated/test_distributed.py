@@ -93,22 +93,22 @@ def test_a_round_gives_the_mean_of_those_that_remained():
     rng = np.random.default_rng(1)
     state = one.start(50)
     vectors = torch.randn(19, 50)
-    parcel = replace(one.seal(ClientResult(vectors, torch.ones(19)), state, rng), answered=19)
-    release, after = one.open(parcel, state, rng)
+    update = replace(one.seal(ClientResult(vectors, torch.ones(19)), state, rng), answered=19)
+    release, after = one.open(update, state, rng)
     clipped = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1.0)
     torch.testing.assert_close(release.mean, clipped.mean(dim=0), atol=5 * one.noise_multiplier / 10, rtol=0)
     assert after.remained.tolist() == [19]
-    wrapped = replace(parcel, sums=(parcel.sums[0] % 2**32,))
+    wrapped = replace(update, sums=(update.sums[0] % 2**32,))
     torch.testing.assert_close(one.open(wrapped, state, rng)[0].mean, release.mean)
 
 
 def test_too_few_that_remain_release_nothing():
     one = placement()
     state = one.start(3)
-    parcel = replace(
+    update = replace(
         one.seal(ClientResult(torch.zeros(17, 3), torch.ones(17)), state, np.random.default_rng(0)), answered=17
     )
-    assert one.open(parcel, state, np.random.default_rng(0))[0] is None
+    assert one.open(update, state, np.random.default_rng(0))[0] is None
     assert one.open(ClientUpdate(), state, np.random.default_rng(0))[0] is None
 
 
@@ -167,9 +167,9 @@ def test_more_colluding_means_more_noise():
 def test_a_policy_that_adapts_has_noise_on_all_its_answers():
     one = placement(clipping=Online(1.0))
     state = one.start(30)
-    parcel = one.seal(ClientResult(torch.randn(18, 30), torch.ones(18)), state, np.random.default_rng(0))
-    assert parcel.sums[0].shape == (61,)
-    release, after = one.open(replace(parcel, answered=18), state, np.random.default_rng(0))
+    update = one.seal(ClientResult(torch.randn(18, 30), torch.ones(18)), state, np.random.default_rng(0))
+    assert update.sums[0].shape == (61,)
+    release, after = one.open(replace(update, answered=18), state, np.random.default_rng(0))
     assert release.mean.shape == (30,)
     assert after.policy.step == 1
     assert one.event().noise_multiplier == pytest.approx(one.noise_multiplier)

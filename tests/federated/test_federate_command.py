@@ -27,7 +27,7 @@ def facts(capsys, monkeypatch, *arguments):
 def test_the_example_of_the_documentation(capsys, monkeypatch, tmp_path):
     folder = tmp_path / "f"
     told = facts(
-        capsys, monkeypatch, "synthetic", "--strategy", "metric-pfl", "--hypotheses", "2", "--noise", "5",
+        capsys, monkeypatch, "synthetic", "--strategy", "metric-pfl", "--hypotheses", "2", "--noise-multiplier", "5",
         "--clients-per-round", "7", "--seed", "0", "--out", str(folder),
     )  # fmt: skip
     assert told["leakage"]["per_participation"] == 0.4
@@ -98,7 +98,7 @@ def test_groups_are_reported_and_drawn(capsys, monkeypatch, tmp_path):
         capsys,
         monkeypatch,
         "synthetic-fairness",
-        "--noise",
+        "--noise-multiplier",
         "1",
         "--rounds",
         "20",
@@ -121,7 +121,7 @@ def test_groups_are_reported_and_drawn(capsys, monkeypatch, tmp_path):
         (["synthetic", "--privacy", "hope"], "unknown privacy"),
         (["synthetic", "--radius", "public:-1"], "radius"),
         (["synthetic", "--hypotheses", "0"], "hypothesis"),
-        (["synthetic", "--noise", "0"], "noise multiplier nu"),
+        (["synthetic", "--noise-multiplier", "0"], "noise multiplier nu"),
         (["synthetic", "--leakage-limit", "-1"], "leakage limit"),
         (["synthetic", "--privacy", "central"], "IFCA"),
         (["synthetic", "--strategy", "fedavg", "--leakage-limit", "1"], "metric"),
@@ -130,12 +130,12 @@ def test_groups_are_reported_and_drawn(capsys, monkeypatch, tmp_path):
         (["synthetic", "--strategy", "fedavg", "--privacy", "central", "--epsilon", "inf"], "finite epsilon"),
         (["synthetic", "--strategy", "fedavg", "--privacy", "central", "--clipping", "scissors"], "clipping"),
         (["synthetic", "--rounds", "0"], "rounds must be at least 1"),
-        (["synthetic", "--batch", "0"], "batch must be at least 1"),
+        (["synthetic", "--batch-size", "0"], "batch size must be at least 1"),
         (["synthetic", "--window", "0"], "window must be at least 1"),
         (["synthetic", "--clients-per-round", "0"], "clients per round must be at least 1"),
         (["synthetic", "--clients-per-round", "101"], "must lie in [1, 100]"),
-        (["synthetic", "--local-rate", "0"], "local rate"),
-        (["synthetic", "--server-rate", "nan"], "server rate"),
+        (["synthetic", "--learning-rate", "0"], "learning rate"),
+        (["synthetic", "--server-learning-rate", "nan"], "server learning rate"),
         (["synthetic", "--seed", "-1"], "seed"),
         (["synthetic", "--out", "/dev/null/run"], "cannot make the folder"),
     ],
@@ -149,7 +149,9 @@ def test_what_cannot_work_is_refused_in_one_line(capsys, monkeypatch, arguments,
 
 
 def test_a_limit_below_one_participation_is_refused(capsys, monkeypatch):
-    code, out, err = call(capsys, monkeypatch, "synthetic", "--noise", "5", "--leakage-limit", "0.3", "--seed", "0")
+    code, out, err = call(
+        capsys, monkeypatch, "synthetic", "--noise-multiplier", "5", "--leakage-limit", "0.3", "--seed", "0"
+    )
     assert (code, out) == (3, "")
     assert "one participation leaks 0.4" in err
     assert len(err.strip().splitlines()) == 1
@@ -172,7 +174,7 @@ def test_help_has_an_example(capsys, monkeypatch):
 def test_a_federated_svm_beats_003_with_a_guarantee_that_holds(capsys, monkeypatch):
     told = facts(
         capsys, monkeypatch, "adult", "--strategy", "fedsgd", "--privacy", "record", "--epsilon", "0.8",
-        "--delta", "1e-5", "--threshold", "3", "--rounds", "12", "--local-rate", "1", "--seed", "0",
+        "--delta", "1e-5", "--threshold", "3", "--rounds", "12", "--learning-rate", "1", "--seed", "0",
     )  # fmt: skip
     assert told["epsilon"] <= 0.8
     assert told["validation_accuracy"] > 0.7494

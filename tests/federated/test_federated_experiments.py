@@ -26,7 +26,7 @@ def test_two_hypotheses_find_both_optima_without_noise_and_one_cannot():
 
 
 def test_the_steady_server_finds_them_at_nu_5_within_the_leakage_of_the_paper():
-    report = federated_studies.recovery(range(4), noise=5.0, leakage_limit=2.4, **federated_studies.STEADY)
+    report = federated_studies.recovery(range(4), noise_multiplier=5.0, leakage_limit=2.4, **federated_studies.STEADY)
     assert report["found"] >= 3
     assert report["largest_leakage"] == 2.4
 

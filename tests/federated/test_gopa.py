@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,17 @@ import torch
 from sordina.accounting import gaussian_epsilon
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.decentralized.gopa import GopaNoise, clipped
-from sordina.federated.decentralized.gopa_party import Cheated, GopaBoard, GopaParty, GopaTerms, check_opening
+from sordina.federated.decentralized.gopa_party import (
+    Cheated,
+    CommittedValue,
+    GopaBoard,
+    GopaParty,
+    GopaTerms,
+    check_opening,
+)
 from sordina.federated.decentralized.graphs import CommunicationGraph, k_out, named
-from sordina.federated.decentralized.lattice import add_fine_gaussian, drawn, effective, keyed_generator, step_for
+from sordina.federated.decentralized.key_agreement import KeyPair, shared_key
+from sordina.federated.decentralized.lattice import add_fine_gaussian, drawn, effective, step_for
 from sordina.federated.decentralized.pairwise_noise import party_losses, second_eigenvalue
 from sordina.federated.messages import ClientResult, ClientUpdate
 from sordina.federated.population import ClientsInTurn, SampledClients
@@ -112,128 +121,173 @@ def test_the_release_is_the_clipped_mean_plus_the_noise_it_says():
     noise = GopaNoise.within(BUDGET, 50, 2, rng=np.random.default_rng(6))
     vectors = torch.randn(50, 4000, dtype=torch.float64)
     vectors[3] = float("nan")
-    parcel = noise.seal(ClientResult(vectors, torch.ones(50)), None, seeded(0))
-    release, _ = noise.open(ClientUpdate(parcel.sums, answered=50), None, seeded(0))
+    update = noise.seal(ClientResult(vectors, torch.ones(50)), None, seeded(0))
+    release, _ = noise.open(ClientUpdate(update.sums, answered=50), None, seeded(0))
     assert release is not None
     wanted = clipped(vectors.numpy(), 1.0).mean(axis=0)
     error = release.mean.double().numpy() - wanted
     assert error.std() == pytest.approx(noise.independent / math.sqrt(50), rel=0.05)
-    assert noise.open(ClientUpdate(parcel.sums, answered=49), None, seeded(0))[0] is None
+    assert noise.open(ClientUpdate(update.sums, answered=49), None, seeded(0))[0] is None
     noise.check(ClientsInTurn(50), 3)
     for selection in (ClientsInTurn(20), SampledClients(FixedSize(50, 50))):
         with pytest.raises(InvalidInput):
             noise.check(selection, 3)
 
 
-def a_round(n: int, size: int = 5, degree: int = 3, number: int = 0, salts: list[bytes] | None = None):
-    rng = np.random.default_rng(7)
-    terms = GopaTerms(number, size, 1.0, 0.5, 40.0)
-    values = rng.normal(size=(n, size)) / 10
-    parties = [GopaParty(k, values[k], None if salts is None else salts[k]) for k in range(n)]
-    graph, board = k_out(n, degree, rng), GopaBoard(terms)
-    for party in parties:
-        publics = {int(other): parties[other].keys.public for other in graph.neighbours(party.number)}
-        board.post_tags(party.number, party.agree(terms, publics))
-    board.check_pairs()
-    return terms, values, parties, graph, board
+class Round:
+    """Parties that have agreed on their pairs, and the board they post on."""
+
+    def __init__(self, n: int, size: int = 5, degree: int = 3, number: int = 0, allowed: int = 2):
+        rng = np.random.default_rng(7)
+        self.terms = GopaTerms(number, size, 1.0, 0.5, 40.0)
+        self.values = [CommittedValue(row) for row in rng.normal(size=(n, size)) / 10]
+        self.graph, self.board = k_out(n, degree, rng), GopaBoard(self.terms)
+        self.parties = [
+            GopaParty(k, self.terms, self.values[k].noised(self.terms), self.neighbours(k), allowed) for k in range(n)
+        ]
+        keys = {party.number: party.advertise() for party in self.parties}
+        for party in self.parties:
+            tags = party.agree({other: keys[other] for other in party.neighbours})
+            self.board.post_tags(party.number, tags)
+        self.board.check_pairs()
+        self.promises = {
+            party.number: self.values[party.number].promise(party.number, party.settle(party.neighbours))
+            for party in self.parties
+        }
+        for number, promise in self.promises.items():
+            self.board.post_promise(number, promise)
+        self.sent = {party.number: party.send() for party in self.parties}
+
+    def neighbours(self, number: int) -> tuple[int, ...]:
+        return tuple(map(int, self.graph.neighbours(number)))
+
+    def post(self, *left_out: int) -> None:
+        for number, (message, blind) in self.sent.items():
+            if number not in left_out:
+                self.board.post_message(number, message, blind)
+
+    def repair(self, *dropped: int) -> None:
+        shown = {
+            party.number: party.reveal(set(dropped) & set(party.neighbours))
+            for party in self.parties
+            if party.number not in dropped
+        }
+        for one in dropped:
+            self.board.repair(one, {number: keys[one] for number, keys in shown.items() if one in keys})
 
 
 def test_pairwise_noises_cancel_to_the_last_bit():
-    terms, values, parties, _, board = a_round(12)
-    alone = np.zeros(5, dtype=np.int64)
-    for party in parties:
-        promise, message, blind = party.send(terms)
-        board.post_promise(party.number, promise)
-        board.post_message(party.number, message, blind)
-        own = clipped(values[[party.number]], 1.0)[0]
-        from sordina.random import add_gaussian
-
-        add_gaussian(own, terms.independent, keyed_generator(party.open_to_auditor().noise_key))
-        alone += np.rint(own / terms.step).astype(np.int64)
-        assert np.abs(message).max() * terms.step > 5  # no message shows its value
-    assert (board.total() == alone).all()
-    for party in parties:
-        check_opening(board, party.number, party.open_to_auditor())
+    ran = Round(12)
+    ran.post()
+    for message, _ in ran.sent.values():
+        assert np.abs(message).max() * ran.terms.step > 5  # no message shows its value
+    assert (ran.board.total() == sum(party.noised for party in ran.parties)).all()
+    for party in ran.parties:
+        check_opening(ran.board, party.number, ran.values[party.number], party.pair_keys)
 
 
 def test_dropouts_are_repaired_exactly_and_cannot_come_back():
-    terms, _, parties, graph, board = a_round(12)
-    for party in parties:
-        promise, message, blind = party.send(terms)
-        board.post_promise(party.number, promise)
-        if party.number not in (2, 5):
-            board.post_message(party.number, message, blind)
+    ran = Round(12)
+    ran.post(2, 5)
     with pytest.raises(InvalidInput, match="did not reveal"):
-        board.total()
-    for dropped in (2, 5):
-        others = [int(other) for other in graph.neighbours(dropped) if other not in (2, 5)]
-        board.repair(dropped, {other: parties[other].reveal(dropped, 2) for other in others})
-    total, bare = board.total(), np.zeros(5, dtype=np.int64)
-    for party in parties:
-        if party.number not in (2, 5):
-            opening = party.open_to_auditor()
-            lone = GopaBoard(terms, {party.number: {}})
-            from dataclasses import replace
-
-            from sordina.federated.decentralized import gopa_party
-
-            bare += gopa_party._message(lone.terms, party.number, replace(opening, pair_keys={}))
-    assert (total == bare).all()
+        ran.board.total()
+    ran.repair(2, 5)
+    assert (ran.board.total() == sum(party.noised for party in ran.parties if party.number not in (2, 5))).all()
     with pytest.raises(Cheated, match="came back"):
-        board.post_message(2, *parties[2].send(terms)[1:])
-    with pytest.raises(InvalidInput, match="nothing is revealed"):
-        parties[int(graph.neighbours(2)[0])].reveal(2, 0)
+        ran.board.post_message(2, *ran.sent[2])
     with pytest.raises(InvalidInput, match="did not drop out"):
-        board.repair(0, {})
+        ran.board.repair(0, {})
 
 
 def test_a_message_that_was_committed_to_and_never_sent_cannot_be_guessed():
     """After the repair all but value + eta is known: a bare hash of one number is searched in milliseconds."""
     from sordina.federated.decentralized.gopa_party import commitment
 
-    terms, _, parties, graph, board = a_round(12, size=1)
-    for party in parties:
-        promise, message, blind = party.send(terms)
-        board.post_promise(party.number, promise)
-        if party.number != 2:
-            board.post_message(party.number, message, blind)
-    board.repair(2, {int(one): parties[int(one)].reveal(2, 1) for one in graph.neighbours(2)})
-    known = -sum(board.repaired[2].values())
+    ran = Round(12, size=1)
+    ran.post(2)
+    ran.repair(2)
+    known = -sum(ran.board.repaired[2].values())
     guesses = [(known + off).astype("<i8").tobytes() for off in range(-2000, 2001)]
-    assert parties[2].send(terms)[1].astype("<i8").tobytes() in guesses
+    assert ran.sent[2][0].astype("<i8").tobytes() in guesses
     for blind in ((), (b"",)):
-        assert all(commitment(b"message", b"2", *blind, one) != board.promises[2].message for one in guesses)
+        assert all(commitment(b"message", b"2", *blind, one) != ran.board.promises[2].message for one in guesses)
+
+
+def test_a_party_takes_every_step_once_and_for_its_own_neighbours():
+    """Agreed twice on the same terms, two messages would differ by the noise of the pair that only one of them has."""
+    ran = Round(8)
+    party = ran.parties[0]
+    for again in (party.advertise, lambda: party.agree({}), lambda: party.settle(party.neighbours), party.send):
+        with pytest.raises(InvalidInput, match="and once"):
+            again()
+    strangers = [other for other in range(1, 8) if other not in party.neighbours]
+    keys = {other: one.keys.public for other, one in enumerate(ran.parties)}
+    near = {other: keys[other] for other in party.neighbours}
+
+    def fresh(allowed=0):
+        one = GopaParty(0, ran.terms, party.noised, party.neighbours, allowed)
+        one.advertise()
+        return one
+
+    with pytest.raises(InvalidInput, match="not its neighbours"):
+        fresh().agree(near | {strangers[0]: keys[strangers[0]]})
+    with pytest.raises(InvalidInput, match="one key twice"):
+        fresh().agree(dict.fromkeys(party.neighbours, keys[1]))
+    with pytest.raises(InvalidInput, match="are missing"):
+        fresh().agree(dict(list(near.items())[:-1]))
+    alone = fresh(1)
+    alone.agree(near)
+    with pytest.raises(InvalidInput, match="are missing"):
+        alone.settle(party.neighbours[:-2])
+    kept = fresh(1)
+    kept.agree(near)
+    again = GopaParty.from_bytes(kept.to_bytes(), 0, ran.terms, party.noised, party.neighbours, 1)
+    assert again.settle(party.neighbours[1:]) == kept.settle(party.neighbours[1:])
+    assert (again.send()[0] == kept.send()[0]).all()
+    with pytest.raises(InvalidInput, match="nothing is revealed"):
+        again.reveal(party.neighbours[1:2])  # one was missing already
+    with pytest.raises(InvalidInput, match="shares no noise"):
+        kept.reveal(strangers[:1])
+
+
+def test_keys_belong_to_one_round_of_one_run_and_its_noise():
+    one, other = KeyPair.fresh(), KeyPair.fresh()
+    terms = GopaTerms(3, 5, 1.0, 0.5, 40.0, b"run")
+    variants = [
+        replace(terms, number=4), replace(terms, run=b"other"), replace(terms, pairwise=41.0),
+        replace(terms, independent=0.4), replace(terms, size=6),
+    ]  # fmt: skip
+    keys = {shared_key(one, other.public, those.context(0, 1)) for those in (terms, *variants)}
+    assert len(keys) == 1 + len(variants)
 
 
 def test_cheaters_are_named():
-    terms, values, parties, graph, board = a_round(8)
-    sent = {party.number: party.send(terms) for party in parties}
-    for number, (promise, *_) in sent.items():
-        board.post_promise(number, promise)
+    ran = Round(8)
+    board, sent = ran.board, ran.sent
     with pytest.raises(Cheated, match="party 1: opened another message"):
-        board.post_message(1, sent[1][1] + 1, sent[1][2])
-    for odd in (sent[1][1].astype(np.float64), sent[1][1][:3], "nonsense", None):
+        board.post_message(1, sent[1][0] + 1, sent[1][1])
+    for odd in (sent[1][0].astype(np.float64), sent[1][0][:3], "nonsense", None):
         with pytest.raises(Cheated, match="party 1"):
-            board.post_message(1, odd, sent[1][2])
+            board.post_message(1, odd, sent[1][1])
     with pytest.raises(Cheated, match="party 99"):
-        board.post_message(99, *sent[1][1:])
-    neighbour = int(graph.neighbours(3)[0])
+        board.post_message(99, *sent[1])
+    neighbour = ran.neighbours(3)[0]
     with pytest.raises(Cheated, match=f"party {neighbour}"):
         board.repair(3, {neighbour: bytes(32)})
-    board.post_message(1, *sent[1][1:])
-    with pytest.raises(Cheated, match="second one"):
-        board.post_message(1, *sent[1][1:])
-    later = GopaBoard(GopaTerms(1, 5, 1.0, 0.5, 40.0), board.tags)
-    later.post_promise(1, parties[1].send(terms)[0], before=sent[1][0])
-    moved = GopaParty(1, values[1] + 1e-9, parties[1].open_to_auditor().salt)
-    moved.agree(terms, {})
+    board.post_message(1, *sent[1])
+    with pytest.raises(Cheated, match="second message"):
+        board.post_message(1, *sent[1])
+    with pytest.raises(Cheated, match="second time"):
+        board.post_tags(1, {})
+    stays, moved = ran.values[1], replace(ran.values[1], value=ran.values[1].value + 1e-9)
+    GopaBoard(ran.terms).post_promise(1, stays.promise(1, b"later"), before=ran.promises[1])
     with pytest.raises(Cheated, match="changed its value"):
-        GopaBoard(terms).post_promise(1, moved.send(terms)[0], before=sent[1][0])
+        GopaBoard(ran.terms).post_promise(1, moved.promise(1, b"later"), before=ran.promises[1])
 
 
 def test_pairs_that_do_not_agree_and_numbers_out_of_reach_are_named():
-    terms, _, parties, graph, board = a_round(8)
-    other = int(graph.neighbours(4)[0])
+    ran = Round(8)
+    board, other = ran.board, ran.neighbours(4)[0]
     board.tags[4][other] = bytes(32)
     with pytest.raises(Cheated, match="different keys") as caught:
         board.check_pairs()
@@ -242,27 +296,31 @@ def test_pairs_that_do_not_agree_and_numbers_out_of_reach_are_named():
 
     for size in (10**18, -(2**63)):
         huge = np.full(5, size, dtype=np.int64)
-        fresh = GopaBoard(terms, board.tags)
+        fresh = GopaBoard(ran.terms, board.tags)
         fresh.post_promise(0, Promise(b"", b"", message_commitment(0, huge, b"")))
         with pytest.raises(Cheated, match="no honest party reaches"):
             fresh.post_message(0, huge, b"")
+    party = GopaParty(0, ran.terms, ran.parties[0].noised, (1,))
+    party.advertise()
     with pytest.raises(InvalidInput):
-        parties[0].agree(terms, {1: b"no key"})
+        party.agree({1: b"no key"})
 
 
 def test_an_auditor_finds_garbage_within_the_range():
-    terms, _, parties, _, board = a_round(6)
-    from sordina.federated.decentralized.gopa_party import Promise, message_commitment
+    ran = Round(6)
+    from sordina.federated.decentralized.gopa_party import message_commitment
 
-    promise, message, blind = parties[0].send(terms)
-    wrong = message + 7
-    board.post_promise(0, Promise(promise.value, promise.noise, message_commitment(0, wrong, blind)))
+    message, blind = ran.sent[0]
+    wrong, board = message + 7, GopaBoard(ran.terms, ran.board.tags)
+    board.post_promise(0, replace(ran.promises[0], message=message_commitment(0, wrong, blind)))
     board.post_message(0, wrong, blind)
+    pairs = ran.parties[0].pair_keys
     with pytest.raises(Cheated, match="do not make"):
-        check_opening(board, 0, parties[0].open_to_auditor())
-    other = parties[1].open_to_auditor()
+        check_opening(board, 0, ran.values[0], pairs)
     with pytest.raises(Cheated, match="another value"):
-        check_opening(board, 0, other)
+        check_opening(board, 0, ran.values[1], pairs)
+    with pytest.raises(Cheated, match="other pairs"):
+        check_opening(board, 0, ran.values[0], ran.parties[1].pair_keys)
 
 
 def test_the_pairwise_noise_of_the_wire_has_the_variance_of_the_account():
@@ -294,4 +352,5 @@ def test_a_run_with_gopa_ends_within_its_budget_and_in_a_folder(tmp_path):
     alone = CliRunner().invoke(app, [*words, "--neighbours", "1", "--clients-per-round", "100"])
     assert isinstance(alone.exception, Unsupported)
     assert "left alone" in str(alone.exception)
-    assert isinstance(CliRunner().invoke(app, [*words, "--engine", "flower"]).exception, Unsupported)
+    late = CliRunner().invoke(app, [*words, "--engine", "flower", "--dropout", "0.1"]).exception
+    assert isinstance(late, Unsupported)

@@ -92,8 +92,8 @@ def vectors(population, work, sent, chunk, rounds=2):
     side = ClientSide(work, ClearUpdates(UNIFORM, gather=True))
     ids = np.array([3, 0, 4, 7, 2, 6, 1, 5])
     for number in range(rounds):
-        parcel = engine.map_reduce(side, RoundRequest(sent, None, RowOrder(9, number)), ids, np.random.default_rng(0))
-    return parcel.vectors[torch.from_numpy(np.argsort(ids))], engine
+        update = engine.map_reduce(side, RoundRequest(sent, None, RowOrder(9, number)), ids, np.random.default_rng(0))
+    return update.vectors[torch.from_numpy(np.argsort(ids))], engine
 
 
 CASES = [("mlp", steps) for steps in STEPS] + [(name, "two epochs") for name in PROBLEMS if name != "mlp"]
@@ -128,14 +128,14 @@ def test_what_leaves_is_in_the_order_of_the_draw_not_of_the_sizes():
     sent = message(objective, 0)
     side = ClientSide(LocalTraining(objective, STEPS["one pass"]), ClearUpdates(UNIFORM, gather=True))
     ids = np.array([1, 2, 3])
-    parcel = InProcess(population).map_reduce(
+    update = InProcess(population).map_reduce(
         side, RoundRequest(sent, None, RowOrder(9, 0)), ids, np.random.default_rng(0)
     )
     for place, client in enumerate(ids):
         single = InProcess(population).map_reduce(
             side, RoundRequest(sent, None, RowOrder(9, 0)), np.array([client]), np.random.default_rng(0)
         )
-        assert torch.allclose(parcel.vectors[place], single.vectors[0], atol=1e-12)
+        assert torch.allclose(update.vectors[place], single.vectors[0], atol=1e-12)
 
 
 def test_a_client_whose_update_is_not_finite_is_rejected_and_keeps_its_state():
@@ -146,9 +146,9 @@ def test_a_client_whose_update_is_not_finite_is_rejected_and_keeps_its_state():
     sent = message(objective, 0)
     engine = InProcess(bad)
     side = ClientSide(ScaffoldClient(objective, STEPS["one pass"]), ClearUpdates(UNIFORM, gather=True))
-    parcel = engine.map_reduce(side, RoundRequest(sent, None, RowOrder(9, 0)), np.arange(8), np.random.default_rng(0))
-    assert (parcel.rejected, parcel.answered, len(parcel.vectors)) == (1, 7, 7)
-    assert torch.isfinite(parcel.vectors).all()
+    update = engine.map_reduce(side, RoundRequest(sent, None, RowOrder(9, 0)), np.arange(8), np.random.default_rng(0))
+    assert (update.rejected, update.answered, len(update.vectors)) == (1, 7, 7)
+    assert torch.isfinite(update.vectors).all()
     assert torch.equal(engine.states["control"][2], torch.zeros(objective.size, dtype=torch.float64))
     assert engine.states["control"][0].abs().sum() > 0
 

@@ -70,8 +70,8 @@ def test_a_whole_run_is_booked_and_names_its_model(tmp_path):
     books = ledger(tmp_path)
     facts = federate_into(tmp_path / "run", CENTRAL, ledger=books, dataset="clients")
     claim = read_claim(tmp_path / "run")
-    assert claim["epsilon"] == facts["epsilon"] <= 3.0
-    assert MODEL_HASH in claim
+    assert claim.epsilon == facts["epsilon"] <= 3.0
+    assert MODEL_HASH in claim.more
     assert books.spent("clients") == pytest.approx(facts["epsilon"], rel=0.35)
     assert [str(one.status) for one in books.spends().values()] == ["settled"]
     assert state_of(tmp_path / "run").state is FolderState.FINISHED
@@ -104,12 +104,12 @@ def test_a_killed_run_goes_on_and_never_draws_more_than_it_pays(recipe, tmp_path
     claim = read_claim(tmp_path / "run")
     if recipe is METRIC:
         cost = facts["leakage"]["per_participation"]
-        assert np.allclose(claim["leakage_per_client"], np.minimum(drawn["clients"], 5) * cost), "up to the limit"
+        assert np.allclose(claim.more["leakage_per_client"], np.minimum(drawn["clients"], 5) * cost), "up to the limit"
     elif recipe is LOCAL:
-        assert drawn["clients"].max() <= claim["details"]["limit"]
-        assert claim["epsilon"] == pytest.approx(3.0, rel=0.01)
+        assert drawn["clients"].max() <= claim.details["limit"]
+        assert claim.epsilon == pytest.approx(3.0, rel=0.01)
     else:
-        assert claim["epsilon"] == pytest.approx(3.0, rel=0.01)
+        assert claim.epsilon == pytest.approx(3.0, rel=0.01)
         text = (tmp_path / "run" / "journal.jsonl").read_text()
         assert "clients" not in text, "who took part is a secret under central privacy"
 
@@ -194,8 +194,8 @@ def test_a_damaged_checkpoint_or_journal_counts_as_spent(tmp_path, drawn, monkey
     federate_into(tmp_path / "run", METRIC, resume=True)
     claim = read_claim(tmp_path / "run")
     assert drawn["rounds"] == 5, "what cannot be read may have been a round: it counts as spent"
-    cost = claim["details"]["per_participation"]
-    assert (np.array(claim["leakage_per_client"]) >= np.minimum(drawn["clients"], 5) * cost - 1e-9).all()
+    cost = claim.details["per_participation"]
+    assert (np.array(claim.more["leakage_per_client"]) >= np.minimum(drawn["clients"], 5) * cost - 1e-9).all()
 
 
 def test_two_processes_never_hold_one_folder(tmp_path, monkeypatch):
@@ -260,3 +260,24 @@ def test_the_command_books_resumes_and_refuses(capsys, monkeypatch, tmp_path):
     code, _, err = call(capsys, monkeypatch, *base, "--epsilon", "20", "--ledger", where, "--dataset-budget", "clients",
                         "--out", str(tmp_path / "second"))  # fmt: skip
     assert (code, len(err.strip().splitlines())) == (3, 1)
+
+
+def test_a_killed_run_of_gopa_goes_on_in_the_same_graph(tmp_path, monkeypatch, drawn):
+    """Its graph is drawn once; a second one would let a coalition meet a client in two."""
+    gopa = replace(CENTRAL, privacy="gopa", clients_per_round=12, neighbours=6, epsilon=5.0, tolerated_dropout=0.0)
+    books = ledger(tmp_path, epsilon=5.5)
+    revive = kill_in_round(monkeypatch, 3)
+    with pytest.raises(Killed):
+        federate_into(tmp_path / "run", gopa, ledger=books, dataset="clients")
+    revive()
+    seed = (tmp_path / "run" / "graph.json").read_text()
+    facts = federate_into(tmp_path / "run", gopa, resume=True, ledger=books, dataset="clients")
+    assert (tmp_path / "run" / "graph.json").read_text() == seed
+    assert drawn["rounds"] == 6
+    assert facts["rounds_lost"] == 1
+    assert 4.9 < facts["epsilon"] <= 5.0
+    assert books.spent("clients") == pytest.approx(facts["epsilon"], rel=0.35)
+    os.remove(tmp_path / "run" / "graph.json")
+    other = federate_into(tmp_path / "second", replace(gopa, rounds=1, epsilon=0.4))
+    assert (tmp_path / "second" / "graph.json").read_text() != seed
+    assert other["epsilon"] <= 0.4

@@ -115,6 +115,63 @@ def test_a_run_is_kept_and_booked(tmp_path):
         run_peers(settings, problem(), initial=START, folder=tmp_path / "run")
 
 
+class Killed(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize("topology", ["gossip", "decor"])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_killed_run_goes_on_among_the_same_neighbours_and_draws_no_round_twice(tmp_path, topology, seed):
+    settings = PeerSettings(topology, "k-out:5", 5, epsilon=30.0, gossip_rounds=3, seed=seed)
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", Budget(31.0, 1e-5), unit="user")
+    drawn = []
+
+    def die_in_the_third(line):
+        drawn.append(line["round"])
+        if len(drawn) == 3:
+            raise Killed
+
+    kept = {"folder": tmp_path / "run", "ledger": ledger, "dataset": "people", "initial": START}
+    with pytest.raises(Killed):
+        run_peers(settings, problem(), observe=die_in_the_third, **kept)
+    graph = (tmp_path / "run" / "graph.json").read_text() if seed is None else None
+    result, facts = run_peers(
+        settings, problem(), observe=lambda line: drawn.append(line["round"]), resume=True, **kept
+    )
+    assert drawn == ([1, 2, 3, 4, 5] if seed is None else [1, 2, 3, 3, 4, 5])
+    assert facts.get("rounds_lost") == (1 if seed is None else None)
+    assert facts["epsilon"] == pytest.approx(result.statement.epsilon)
+    assert ledger.spent("people") == pytest.approx(facts["epsilon"], rel=1e-3)
+    if seed is None:
+        assert graph == (tmp_path / "run" / "graph.json").read_text()
+        again = plan_peers(settings, 16, json.loads(graph)["graph_seed"])
+        assert (again.graph.edges == result.graph.edges).all()
+    else:
+        whole, _ = run_peers(settings, problem(), initial=START)
+        assert torch.equal(whole.model, result.model)
+    assert not (tmp_path / "run" / "checkpoint.bin").exists()
+    assert run_peers(settings, problem(), resume=True, **kept)[0] is None
+
+
+def test_a_walk_that_was_killed_is_refused_and_nothing_is_refunded(tmp_path):
+    settings = PeerSettings("walk", "ring", 4, epsilon=3.0, learning_rate=1.0)
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create("people", Budget(3.1, 1e-5), unit="user")
+    kept = {"folder": tmp_path / "run", "ledger": ledger, "dataset": "people", "initial": START}
+
+    def die(line):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run_peers(settings, problem(), observe=die, **kept)
+    assert not (tmp_path / "run" / "checkpoint.bin").exists(), "nobody looks at a token on its way"
+    with pytest.raises(InvalidInput, match="counts as spent"):
+        run_peers(settings, problem(), resume=True, **kept)
+    with pytest.raises(BudgetRefused):
+        run_peers(settings, problem(), **(kept | {"folder": tmp_path / "other"}))
+
+
 def test_the_face(tmp_path):
     trainer = sd.federated.GossipTrainer(
         torch.nn.Linear(3, 2), "cross-entropy", Budget(40, 1e-5), rounds=8, gossip_rounds=4

@@ -95,12 +95,12 @@ class Reverse:
         self.accounts = inner.accounts
 
     def map_reduce(self, side, call, clients, rng):
-        parcel = self.inner.map_reduce(side, call, clients, rng)
-        sign = torch.tensor([-3.0 if one in self.hostile else 1.0 for one in parcel.senders])
-        rows = parcel.vectors * sign[:, None]
+        update = self.inner.map_reduce(side, call, clients, rng)
+        sign = torch.tensor([-3.0 if one in self.hostile else 1.0 for one in update.senders])
+        rows = update.vectors * sign[:, None]
         from dataclasses import replace
 
-        return replace(parcel, vectors=rows, sums=(rows.sum(dim=0), parcel.sums[1]))
+        return replace(update, vectors=rows, sums=(rows.sum(dim=0), update.sums[1]))
 
 
 def test_a_robust_mean_survives_what_the_mean_does_not():

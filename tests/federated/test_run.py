@@ -158,7 +158,8 @@ def test_patience_ends_a_run_and_the_best_models_are_kept():
     population = people()
     validation = Validation(objective(), people(20, seed=1))
     result = go(
-        AddMean(rate=3.0), LocalTraining(objective(), LocalSteps(0.2, 5)), Metric(3.0), SampledClients(FixedSize(7,
+        AddMean(learning_rate=3.0), LocalTraining(objective(), LocalSteps(0.2, 5)), Metric(3.0),
+        SampledClients(FixedSize(7,
         30)),
         InProcess(population), 300, validation=validation, patience=Patience(5),
     )  # fmt: skip

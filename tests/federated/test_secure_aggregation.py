@@ -182,3 +182,73 @@ def test_a_planned_graph_is_as_safe_as_it_says(clients, honest, dropout):
 def test_what_cannot_be_hidden_is_refused(clients, honest, dropout):
     with pytest.raises(InvalidInput):
         plan_graph(clients, honest, dropout)
+
+
+def test_several_wrong_shares_are_corrected_and_all_their_senders_named():
+    vectors, _, people, server, masked = run_until_masked(clients=10, threshold=3)
+    for one in range(10):
+        server.masked(one, masked[one])
+    for one in range(10):
+        shares = people[one].unmask(server.survivors_for(one), 10)
+        if one in (0, 1, 2):
+            shares = {owner: bytes(1) + bytes(reversed(share[1:])) for owner, share in shares.items()}
+        server.unmasked(one, shares)
+    np.testing.assert_array_equal(server.reveal(), expected(vectors, range(10)))
+    assert set(server.named()) == {0, 1, 2}
+
+
+def test_a_dealer_whose_shares_do_not_fit_is_named_with_the_doubt():
+    _, _, people, server, masked = run_until_masked(clients=6, threshold=3)
+    for one in range(6):
+        server.masked(one, masked[one])
+    for one in range(6):
+        shares = people[one].unmask(server.survivors_for(one), 6)
+        if 5 in shares:  # client 5 gave everybody another polynomial's share
+            shares[5] = bytes(1) + bytes([one]) * 32
+        server.unmasked(one, shares)
+    with pytest.raises(Aborted, match="do not fit"):
+        server.reveal()
+    assert "many of its neighbours lie" in server.named()[5]
+
+
+def test_complaints_name_one_or_both():
+    _, _, _, server, _ = run_until_masked(clients=6, threshold=3)
+    server.remaining.clear()
+    server.complained(1, [4])
+    assert set(server.named()) == {1, 4}
+    for reader in (0, 2):
+        server.complained(reader, [4])
+    assert list(server.named()) == [4]
+    with pytest.raises(InvalidInput, match="complaint"):
+        server.complained(1, [1])
+
+
+@pytest.mark.parametrize("clients", [5, 8, 20, 60])
+def test_no_client_s_two_secrets_come_together_where_the_graph_says_so(clients):
+    """It splits the honest neighbours as it likes; the colluding ones give it both shares."""
+    found = 0
+    for honest in (0.6, 0.75, 0.9):
+        for dropout in (0.0, 0.1, 0.2):
+            graph = plan_graph(clients, honest, dropout)
+            colluding = clients - int(honest * clients)
+            if graph.secrets_stay_apart and graph.degree == clients - 1:
+                found += 1
+                others = graph.degree - colluding
+                best = max(min(colluding + told, colluding + others - told) for told in range(others + 1))
+                assert best < graph.threshold
+    assert found
+
+
+def test_a_client_does_not_mask_for_a_server_that_hides_its_neighbours():
+    """With the colluding ones and few honest partners its masks could be opened one by one."""
+    common = SecureSum("t", AggregationGraph(10, 9, 4, 0.0), 8, 3)
+    people = [AggregationClient(one, common) for one in range(10)]
+    keys = {one.number: one.advertise() for one in people}
+    near = {one: {other: keys[other] for other in range(10) if other != one} for one in range(10)}
+    with pytest.raises(Aborted, match="more neighbours are missing"):
+        people[9].share(dict(list(near[9].items())[:6]))
+    letters = {one: people[one].share(near[one])[1] for one in range(9)}
+    vector = np.zeros(3, dtype=np.uint32)
+    with pytest.raises(Aborted, match="more neighbours are missing"):
+        people[0].mask({one: letters[one][0] for one in range(1, 7)}, vector)
+    assert len(people[1].mask({one: letters[one][1] for one in (0, 2, 3, 4, 5, 6, 7)}, vector)) == 3

@@ -68,3 +68,15 @@ def test_words_are_uniform_and_differ_by_key():
     assert chisquare([int((drawn >> 28 == top).sum()) for top in range(16)]).pvalue > 1e-6
     assert chisquare([int((drawn & 15 == low).sum()) for low in range(16)]).pvalue > 1e-6
     assert (words(bytes(32), 8) != words(bytes(31) + b"x", 8)).any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 6), st.integers(0, 6), st.randoms(use_true_random=False))
+def test_wrong_shares_are_found_up_to_half_of_those_beyond_the_threshold(secret, threshold, more, random):
+    points = random.sample(range(1, 50), threshold + more)
+    shares = shamir.split(secret, threshold, points)
+    bad = random.sample(points, more // 2)
+    spoiled = shares | {one: bytes(1) + random.randbytes(32) for one in bad}
+    found, wrong = shamir.correct(spoiled, threshold)
+    assert found == secret
+    assert wrong == sorted(one for one in bad if spoiled[one] != shares[one])

@@ -69,7 +69,9 @@ def go(strategy, work, population, rounds, models, per_round=None, placement=Non
 def test_fedsgd_with_all_clients_is_centralised_gradient_descent():
     population, _ = regression([5, 17, 3, 40])
     start = torch.zeros(1, 3, dtype=torch.float64)
-    ours = go(AddMean(rate=0.1), LocalGradient(objective()), population, 25, start, placement=ClearUpdates())[0]
+    ours = go(AddMean(learning_rate=0.1), LocalGradient(objective()), population, 25, start, placement=ClearUpdates())[
+        0
+    ]
     theta = torch.zeros(3, dtype=torch.float64)
     for _ in range(25):
         residual = population.x @ theta - population.y.flatten()
@@ -80,7 +82,7 @@ def test_fedsgd_with_all_clients_is_centralised_gradient_descent():
 def test_fedavg_with_one_full_local_step_is_fedsgd():
     population, _ = regression([5, 17, 3, 40])
     start = torch.zeros(1, 3, dtype=torch.float64)
-    step = LocalSteps(0.1, batch=100)
+    step = LocalSteps(0.1, batch_size=100)
     avg = go(AddMean(), LocalTraining(objective(), step), population, 10, start, placement=ClearUpdates())
     sgd = go(AddMean(0.1), LocalGradient(objective()), population, 10, start, placement=ClearUpdates())
     assert torch.allclose(avg, sgd, atol=1e-12)
@@ -89,7 +91,7 @@ def test_fedavg_with_one_full_local_step_is_fedsgd():
 def test_fedprox_without_its_term_is_fedavg_and_with_a_huge_one_hardly_moves():
     population, _ = regression([8, 8])
     start = torch.ones(1, 3, dtype=torch.float64)
-    steps = LocalSteps(1e-3, batch=4, epochs=20)
+    steps = LocalSteps(1e-3, batch_size=4, epochs=20)
     avg, same, held = (
         go(AddMean(), LocalTraining(objective(), steps, mu=mu), population, 3, start) for mu in (0.0, 1e-9, 500.0)
     )
@@ -101,9 +103,11 @@ def test_scaffold_reaches_the_optimum_where_fedavg_drifts():
     population, _ = regression([10] * 6, laws=((1, 0, 0), (0, 4, 0), (0, 0, -6)))
     best = optimum(population, [1 / 6] * 6)
     start = torch.zeros(1, 3, dtype=torch.float64)
-    steps = LocalSteps(0.05, batch=10, epochs=10)
+    steps = LocalSteps(0.05, batch_size=10, epochs=10)
     avg = go(AddMean(), LocalTraining(objective(), steps), population, 60, start)[0]
-    scaffold = go(ScaffoldServer(1.0, steps.rate), ScaffoldClient(objective(), steps), population, 60, start)[0]
+    scaffold = go(ScaffoldServer(1.0, steps.learning_rate), ScaffoldClient(objective(), steps), population, 60, start)[
+        0
+    ]
     assert (scaffold - best).norm() < 1e-2
     assert (avg - best).norm() > 0.1
 
@@ -112,9 +116,9 @@ def test_scaffold_with_few_clients_a_round_still_beats_fedavg():
     population, _ = regression([10] * 10, laws=((1, 0, 0), (0, 4, 0), (0, 0, -6)))
     best = optimum(population, [0.1] * 10)
     start = torch.zeros(1, 3, dtype=torch.float64)
-    steps = LocalSteps(0.05, batch=10, epochs=10)
+    steps = LocalSteps(0.05, batch_size=10, epochs=10)
     avg = go(AddMean(), LocalTraining(objective(), steps), population, 80, start, per_round=3)[0]
-    server = ScaffoldServer(0.3, steps.rate)
+    server = ScaffoldServer(0.3, steps.learning_rate)
     scaffold = go(server, ScaffoldClient(objective(), steps), population, 80, start, per_round=3)[0]
     assert (scaffold - best).norm() < 0.3 * (avg - best).norm()
 
@@ -134,7 +138,7 @@ def two_laws():
     [
         (IfcaServer(2.0), BestUpdate),
         (MetricPflServer(), BestModel),
-        (SteadyPflServer(nu=0.0, memory=0.0), BestModel),
+        (SteadyPflServer(noise_multiplier=0.0, memory=0.0), BestModel),
     ],
 )
 def test_hypotheses_find_the_two_laws(strategy, work):
@@ -188,7 +192,7 @@ def test_the_steady_server_moves_the_less_the_more_noise_there_is():
 
 
 def test_the_steady_server_re_seeds_a_hypothesis_that_nobody_comes_near():
-    strategy = SteadyPflServer(nu=1.0, drought=10)
+    strategy = SteadyPflServer(noise_multiplier=1.0, drought=10)
     state = strategy.init(torch.tensor([[0.0, 0.0], [100.0, 100.0]]))
     rng = np.random.default_rng(0)
     for _ in range(4):
@@ -206,7 +210,7 @@ def test_the_steady_estimate_beats_the_mean_under_euclidean_laplace_noise():
     ours, mean = [], []
     for _ in range(300):
         vectors = MetricLaplace(2 / (5 * 0.2)).release_rows(truth.expand(40, 2), rng)
-        strategy = SteadyPflServer(nu=5.0)
+        strategy = SteadyPflServer(noise_multiplier=5.0)
         state = strategy.update(
             strategy.init(torch.zeros(1, 2, dtype=torch.float64)), Release(vectors.mean(0), vectors)
         )

@@ -60,7 +60,7 @@ def test_every_algorithm_trains_and_gives_every_client_a_model(algorithm):
     "privacy",
     [
         fed.CentralDP(sd.Budget(8, 1e-3)),
-        fed.CentralDP(sd.Budget(8, 1e-3), clipping=sd.clipping.Quantile(initial=1.0)),
+        fed.CentralDP(sd.Budget(8, 1e-3), clipping=sd.clipping.Quantile(threshold=1.0)),
         fed.LocalDP(sd.Budget(8, 1e-3)),
         fed.RecordDP(sd.Budget(8, 1e-3), records=30),
         fed.MetricDP(5.0, radius=1.0, leakage_limit=2.0),
@@ -91,7 +91,7 @@ def test_one_path_with_the_command_line():
 
     recipe = FederatedRecipe("synthetic", "fedavg", privacy="central", rounds=3, clients_per_round=6, patience=0,
     seed=5,
-                    options={"clients": 12, "validation": 4}, local_rate=0.1, batch=10)  # fmt: skip
+                    options={"clients": 12, "validation": 4}, learning_rate=0.1, batch_size=10)  # fmt: skip
     from sordina import random
     from sordina.federated.setup import conduct
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing
+from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate
 from sordina.federated.privacy.central import Central
@@ -16,8 +16,8 @@ from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize
 
 POLICIES = [
-    Fixed(), Quantile(), Online(), Automatic(), Trailing(), Sector(), Sector(1.0, 0.5, 1.0, follow=Follow()),
-    PerLayer(Quantile()),
+    Fixed(), TypicalNorm(), Quantile(), Online(), Automatic(), Trailing(), Sector(),
+    Sector(1.0, 0.5, 1.0, follow=Follow()), PerLayer(Quantile()),
 ]  # fmt: skip
 
 
@@ -45,9 +45,9 @@ def test_a_client_elsewhere_clips_exactly_as_one_in_process(policy):
 
 
 def test_parcels_cross_too():
-    parcel = ClientUpdate((torch.ones(3), torch.tensor(2.0)), torch.zeros(2, 3), 2, 1, 0)
-    again = unpack(pack(parcel), ClientUpdate())
-    assert same(again, parcel)
+    update = ClientUpdate((torch.ones(3), torch.tensor(2.0)), torch.zeros(2, 3), 2, 1, 0)
+    again = unpack(pack(update), ClientUpdate())
+    assert same(again, update)
     assert (again.answered, again.rejected) == (2, 1)
     assert same(unpack(pack(ClientUpdate()), ClientUpdate()), ClientUpdate())
 

@@ -77,11 +77,11 @@ def test_batched_equals_loop_equals_plain_pytorch(network, steps, work):
         engine = InProcess(population, chunk=chunk)
         side = ClientSide(ours, ClearUpdates(UNIFORM, gather=True))
         for number in range(3):
-            parcel = engine.map_reduce(
+            update = engine.map_reduce(
                 side, RoundRequest(sent, None, RowOrder(9, number)), ids, np.random.default_rng(0)
             )
-        assert parcel.senders == tuple(ids)
-        results.append((parcel.vectors[torch.from_numpy(np.argsort(ids))], engine.states))
+        assert update.senders == tuple(ids)
+        results.append((update.vectors[torch.from_numpy(np.argsort(ids))], engine.states))
     for vectors, states in results[1:]:
         assert torch.allclose(vectors, results[0][0], atol=1e-6, rtol=0)
         assert all(torch.allclose(states[name], results[0][1][name], atol=1e-6, rtol=0) for name in states)
@@ -193,12 +193,12 @@ def test_fsvrg_with_one_client_is_svrg():
     population, objective = quadratics(clients=1, rows=12)
     x, y = population.x, population.y.flatten()
     steps = LocalSteps(0.6, 1)
-    ours, _ = go(FsvrgServer(steps.rate), VarianceReduced(objective, steps), population, 8)
+    ours, _ = go(FsvrgServer(steps.learning_rate), VarianceReduced(objective, steps), population, 8)
     seed = int(np.random.default_rng(1).integers(2**63))
     theta = torch.zeros(3, dtype=torch.float64)
     for number in (1, 3, 5, 7):
         full, anchor = 2 * x.T @ (x @ theta - y) / 12, theta.clone()
-        for positions in plain.arrange(population.sizes, np.array([0]), RowOrder(seed, number), batch=1):
+        for positions in plain.arrange(population.sizes, np.array([0]), RowOrder(seed, number), batch_size=1):
             i = int(positions[0, 0])
             noisy = 2 * x[i] * (x[i] @ theta - y[i]) - 2 * x[i] * (x[i] @ anchor - y[i])
             theta = theta - 0.6 / 12 * (noisy + full)
@@ -208,14 +208,14 @@ def test_fsvrg_with_one_client_is_svrg():
 def test_fsvrg_reaches_the_optimum_of_clients_that_disagree():
     population, objective = quadratics()
     steps = LocalSteps(0.5, 2)
-    ours, _ = go(FsvrgServer(steps.rate), VarianceReduced(objective, steps), population, 300)
+    ours, _ = go(FsvrgServer(steps.learning_rate), VarianceReduced(objective, steps), population, 300)
     assert (ours.models[0] - optimum(population)).norm() < 1e-3
 
 
 def test_sub_fedavg_that_prunes_nothing_is_fedavg():
     population, objective = quadratics()
     steps = LocalSteps(0.05, 4)
-    sub, _ = go(Intersection(steps.rate), SubNetwork(objective, steps, 0.0), population, 8)
+    sub, _ = go(Intersection(steps.learning_rate), SubNetwork(objective, steps, 0.0), population, 8)
     avg, _ = go(AddMean(), LocalTraining(objective, steps), population, 8)
     assert torch.allclose(sub.models, avg.models, atol=1e-12)
 
@@ -224,7 +224,7 @@ def test_sub_fedavg_prunes_to_its_target_and_averages_over_those_who_keep_a_weig
     population, objective = quadratics()
     steps = LocalSteps(0.05, 4)
     work = SubNetwork(objective, steps, 0.67, pace=0.5)
-    result, engine = go(Intersection(steps.rate), work, population, 12)
+    result, engine = go(Intersection(steps.learning_rate), work, population, 12)
     assert engine.states["pruned"].sum(dim=1).tolist() == [2.0] * 6
     cohort, states = population.cohort(np.arange(6)), dict(engine.states)
     mine = work.personal(result.sent, cohort, states, RowOrder()).models[:, 0]
@@ -235,7 +235,7 @@ def test_sub_fedavg_prunes_to_its_target_and_averages_over_those_who_keep_a_weig
     expected = result.models[0] + moved.sum(dim=0) / kept.sum(dim=0).clamp(min=1)
     from sordina.federated.messages import Release
 
-    new = Intersection(steps.rate).update(result.models[0], Release(outcome.vectors.mean(dim=0)))
+    new = Intersection(steps.learning_rate).update(result.models[0], Release(outcome.vectors.mean(dim=0)))
     assert torch.allclose(new, expected, atol=1e-12)
     assert kept.sum(dim=0).min() < 6
 
@@ -420,10 +420,10 @@ def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
     here = InProcess(population)
     for number in range(2):
         call = RoundRequest(sent, None, RowOrder(9, number))
-        parcels, _ = here.apart(side, call, np.arange(len(SIZES)), np.random.default_rng(0))
+        updates, _ = here.apart(side, call, np.arange(len(SIZES)), np.random.default_rng(0))
         for client in (2, 5):
-            desk = ClientContext(
+            client_context = ClientContext(
                 side, partial(alone, *rows_of(population, client), client), ClientFolder(tmp_path / str(client))
             )
-            parcel = update_of_arrays(answer(desk, call, 1, client))
-            assert torch.allclose(parcel.vectors, parcels[client].vectors, atol=1e-9, rtol=0)
+            update = update_of_arrays(answer(client_context, call, 1, client))
+            assert torch.allclose(update.vectors, updates[client].vectors, atol=1e-9, rtol=0)

@@ -1,4 +1,4 @@
-"""`sordina federate` with the zoo, in hostile weather, with robust means and compression."""
+"""`sordina federate` with the zoo, with faults, robust means and compression."""
 
 import json
 import sys

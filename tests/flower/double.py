@@ -82,11 +82,11 @@ def fleet(side, population, folder, *, limit=None, policy=None, seed=None, run=7
         rows = slice(int(population.starts[number]), int(population.starts[number] + population.sizes[number]))
         x, y = population.x[rows], population.y[rows]
 
-        def desk(instruction, context, x=x, y=y, number=number):
+        def client_context(instruction, context, x=x, y=y, number=number):
             rows = lambda: alone(x, y, instruction.client)  # noqa: E731
             return ClientContext(side, rows, ClientFolder(folder / str(number)), limit, policy, seed)
 
-        apps[100 + number] = client_app(desk)
+        apps[100 + number] = client_app(client_context)
     grid = DoubleGrid(apps, run, tamper)
     engine = Flower(grid, len(population), limit, deadline)
     engine.gather()

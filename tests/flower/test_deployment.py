@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -42,10 +43,10 @@ PATIENCE = 600.0
 DEADLINE = 240.0
 """Seconds a round may take. A killed SuperNode is noticed earlier: after two missed heartbeats, a minute or so."""
 POLICY = {
-    "accepts": ["metric", "central", "distributed"],
+    "accepts": ["metric", "central", "distributed", "gopa"],
     "leakage": 6.0,
     "radius": 0.5,
-    "epsilon": 60.0,
+    "epsilon": 200.0,
     "delta": 1e-3,
 }
 """What each client agrees to; the metric run costs 0.6 a round, and may be asked for twice after a kill."""
@@ -247,7 +248,7 @@ class Fleet:
 
     def result(self, name):
         path = self.folder / f"{name}-out" / "result.json"
-        self.until(path.exists, f"result of {name}")
+        self.until(path.with_name("privacy.json").exists, f"result of {name}")  # written last, after the models
         return json.loads(path.read_text())
 
     def recorded(self, name, number):
@@ -299,15 +300,34 @@ def fleet(tmp_path):
 
 
 METRIC = FederatedRecipe(
-    "own", "metric-pfl", 2, "metric", 5.0, "public:0.5", rounds=3, clients_per_round=3, local_rate=0.05, batch=16
+    "own",
+    "metric-pfl",
+    2,
+    "metric",
+    5.0,
+    "public:0.5",
+    rounds=3,
+    clients_per_round=3,
+    learning_rate=0.05,
+    batch_size=16,
 )
 CENTRAL = FederatedRecipe(
-    "own", "fedavg", 1, "central", epsilon=8.0, threshold=0.25, rounds=2, clients_per_round=3, local_rate=0.05, batch=16
+    "own",
+    "fedavg",
+    1,
+    "central",
+    epsilon=8.0,
+    threshold=0.25,
+    rounds=2,
+    clients_per_round=3,
+    learning_rate=0.05,
+    batch_size=16,
 )
 DISTRIBUTED = FederatedRecipe(
     "own", "fedavg", 1, "distributed", epsilon=20.0, delta=1e-3, threshold=0.25, rounds=2, clients_per_round=3,
-    local_rate=0.05, batch=16, honest_share=0.67, tolerated_dropout=0.0,
+    learning_rate=0.05, batch_size=16, honest_share=0.67, tolerated_dropout=0.0,
 )  # fmt: skip
+GOPA = replace(DISTRIBUTED, privacy="gopa", neighbours=2)
 PARAMETERS = 3
 
 
@@ -417,8 +437,26 @@ def distributed_privacy(fleet):
     assert np.linalg.norm(np.load(fleet.folder / "sumapp-out" / "models.npz")["last"]) < 10
 
 
-def test_metric_central_and_distributed_runs_to_the_end(fleet):
+def gopa_privacy(fleet):
+    """Pairwise noise between three processes, in the graph that the run's number draws."""
+    fleet.app("gopaapp", GOPA, deadline=DEADLINE, source=SECURE_CLIENT_APP)
+    fleet.submit("gopaapp")
+    told = fleet.result("gopaapp")
+    assert told["rounds"] == 2
+    assert told["epsilon"] <= 20.0
+    left = [one for number in range(3) for one in fleet.recorded("gopaapp", number)]
+    assert {name for one in left for name in one["names"].tolist()} == {"key", "numbers", "data"}
+    messages = [one["message"] for one in left if "message" in one]
+    assert len(messages) == 6
+    assert all(one.dtype == np.int32 and one.shape == (PARAMETERS,) for one in messages)
+    assert np.abs(np.concatenate(messages).astype(float)).mean() > 5000, "pairwise noise of 300 times 64 steps"
+    assert np.linalg.norm(np.load(fleet.folder / "gopaapp-out" / "models.npz")["last"]) < 10
+
+
+def test_metric_central_distributed_and_gopa_runs_to_the_end(fleet):
     """One test for all runs, so that there is one fleet, however the tests are spread over workers."""
     before = metric_pfl_with_a_supernode_killed_on_the_way(fleet)
     central_privacy(fleet, before)
     distributed_privacy(fleet)
+    if os.environ.get("SORDINA_LONG"):  # another fleet's minutes; the simulation runs GOPA every time
+        gopa_privacy(fleet)

@@ -331,9 +331,9 @@ def test_a_message_is_not_of_our_making(tmp_path):
 def test_hostile_weather_is_the_same_on_both_engines(tmp_path):
     """Who falls silent, is late or is turned away, and what that leaves of the models, without noise of clients."""
     method = methods()["fedavg"]
-    weather = FaultInjection(dropout=0.3, late=0.2, hostile={0: "nan", 1: "huge", 2: "replay", 3: "impostor"}, seed=4)
-    here = go(method, FaultInjectingEngine(InProcess(people()), weather), rounds=8)
-    there = go(method, FaultInjectingEngine(on_flower(method, tmp_path), weather), rounds=8)
+    faults = FaultInjection(dropout=0.3, late=0.2, hostile={0: "nan", 1: "huge", 2: "replay", 3: "impostor"}, seed=4)
+    here = go(method, FaultInjectingEngine(InProcess(people()), faults), rounds=8)
+    there = go(method, FaultInjectingEngine(on_flower(method, tmp_path), faults), rounds=8)
     assert torch.allclose(here.models, there.models, atol=1e-6, rtol=0)
     facts = [
         [(one.answered, one.dropped, sorted((r.sender, r.reason) for r in one.refused)) for one in result.history]
@@ -358,7 +358,9 @@ def test_compressed_letters_cross_and_cost_fewer_bytes(codec, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_named_method_gives_the_same_models_on_both_engines(name, tmp_path):
-    recipe = FederatedRecipe("own", name, privacy="none", rounds=3, clients_per_round=4, local_rate=0.05, batch=3)
+    recipe = FederatedRecipe(
+        "own", name, privacy="none", rounds=3, clients_per_round=4, learning_rate=0.05, batch_size=3
+    )
     method, _ = recipe.setup(CLIENTS).method(objective())
     here, there = (
         go(method, InProcess(people()), 3, k=recipe.models),

@@ -62,8 +62,8 @@ def test_flower_accepts_the_app_and_both_halves_load(tmp_path, capsys, monkeypat
         radius="public:1",
         rounds=3,
         clients_per_round=3,
-        local_rate=0.1,
-        batch=32,
+        learning_rate=0.1,
+        batch_size=32,
         engine="flower",
     )
     assert written == asked, "the app trains what was asked for"

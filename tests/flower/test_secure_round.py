@@ -129,44 +129,125 @@ def test_garbage_leaves_the_sum_and_is_named(tmp_path):
     assert [one.sender for one in result.history[0].refused] == [2]
 
 
-def test_a_client_does_not_unmask_for_a_server_that_says_few_remained(tmp_path):
-    """Whatever the server claims, fewer survivors than the client's own copy of the run allows are refused."""
-    from flwr.app import Context, RecordDict
-    from flwr.app.user_config import UserConfig
+class Direct:
+    """Clients of one sum, asked as a server asks them."""
 
-    from sordina.federated.decentralized.secure_aggregation import Aborted, SecureSum
-    from sordina.federated.flower.secure_round import begin, continued
+    def __init__(self, folder):
+        from flwr.app import Context, RecordDict
+        from flwr.app.user_config import UserConfig
 
-    method, _, _ = parts()
-    placement = method.placement
-    common = SecureSum("r", placement.graph, placement.least, 4, 32)
-    contexts = [Context(1, node, UserConfig(), RecordDict(), UserConfig()) for node in range(CLIENTS)]
-    keys = {
-        node: begin(np.zeros(4, dtype=np.int64), node, common, contexts[node]).config_records["secure"]["keys"]
-        for node in range(CLIENTS)
-    }
+        from sordina.federated.decentralized.secure_aggregation import SecureSum
+        from sordina.federated.flower.secure_round import begin
 
-    def asked(client, step, numbers, data, count=CLIENTS):
+        self.placement = parts()[0].placement
+        common = SecureSum("r", self.placement.graph, self.placement.least, 4, 32)
+        self.contexts = [Context(1, node, UserConfig(), RecordDict(), UserConfig()) for node in range(CLIENTS)]
+        self.keys = {
+            node: begin(np.zeros(4, dtype=np.int64), node, common, 0, self.contexts[node], folder / str(node))
+            .config_records["secure"]["keys"]
+            for node in range(CLIENTS)
+        }  # fmt: skip
+        self.letters = {node: self.share(node) for node in range(CLIENTS)}
+
+    def ask(self, client, step, numbers, data=(), count=CLIENTS, context=None):
         from types import SimpleNamespace
 
-        record = {"client": client, "step": step, "numbers": numbers, "data": data, "count": count}
-        return SimpleNamespace(content=SimpleNamespace(config_records={"secure": record}))
+        from sordina.federated.flower.secure_round import continued
 
-    letters = {}
-    for node in range(CLIENTS):
-        others = [one for one in range(CLIENTS) if one != node]
-        sent = continued(asked(node, "share", others, [keys[one] for one in others]), contexts[node]).config_records[
-            "secure"
-        ]
-        letters[node] = dict(zip(sent["numbers"], sent["data"], strict=True))
-    others = list(range(1, CLIENTS))
-    continued(asked(0, "mask", others, [letters[one][0] for one in others]), contexts[0])
+        record = {"client": client, "step": step, "numbers": numbers, "data": list(data), "count": count}
+        told = SimpleNamespace(content=SimpleNamespace(config_records={"secure": record}))
+        return continued(told, self.contexts[client] if context is None else context)
+
+    def others(self, client):
+        return [one for one in range(CLIENTS) if one != client]
+
+    def share(self, client):
+        others = self.others(client)
+        sent = self.ask(client, "share", others, [self.keys[one] for one in others]).config_records["secure"]
+        return dict(zip(sent["numbers"], sent["data"], strict=True))
+
+    def mask(self, client, **changed):
+        others = self.others(client)
+        letters = {one: self.letters[one][client] for one in others} | changed.get("letters", {})
+        return self.ask(client, "mask", others, [letters[one] for one in others])
+
+
+def test_a_client_does_not_unmask_for_a_server_that_says_few_remained(tmp_path):
+    """Whatever the server claims, fewer survivors than the client's own copy of the run allows are refused."""
+    from sordina.federated.decentralized.secure_aggregation import Aborted
+
+    asked = Direct(tmp_path)
+    for client in (0, 1):
+        asked.mask(client)
     with pytest.raises(Aborted, match="too few"):
-        continued(asked(0, "unmask", others, [b""] * len(others), placement.least - 1), contexts[0])
-    few = others[: placement.graph.threshold]
-    assert len(few) + 1 < placement.least
+        asked.ask(0, "unmask", asked.others(0), count=asked.placement.least - 1)
+    few = asked.others(1)[: asked.placement.graph.threshold]
+    assert len(few) < CLIENTS - 1
     with pytest.raises(Aborted, match="more neighbours"):
-        continued(asked(0, "unmask", few, [b""] * len(few), CLIENTS), contexts[0])
+        asked.ask(1, "unmask", few)
+
+
+def test_a_client_unmasks_once_even_if_it_is_asked_at_the_same_time(tmp_path):
+    """The share of a neighbour's seed *and* the one of its mask key would open it: one context read twice gave both."""
+    import copy
+
+    from sordina.errors import InvalidInput
+
+    asked = Direct(tmp_path)
+    asked.mask(0)
+    same = copy.deepcopy(asked.contexts[0])
+    first = asked.ask(0, "unmask", asked.others(0)).config_records["secure"]
+    assert len(first["numbers"]) == CLIENTS - 1
+    with pytest.raises(InvalidInput, match="answered before"):
+        asked.ask(0, "unmask", asked.others(0)[1:], count=CLIENTS - 1, context=same)
+    with pytest.raises(InvalidInput, match="answered before"):
+        asked.ask(0, "unmask", asked.others(0)[1:], count=CLIENTS - 1)
+
+
+def test_letters_of_an_earlier_sum_are_not_read_again(tmp_path):
+    """Keys are made anew in every round, so whatever is replayed is noise to its reader."""
+    old, new = Direct(tmp_path / "old"), Direct(tmp_path / "new")
+    told = new.mask(0, letters={3: old.letters[3][0]})
+    assert list(told.config_records["secure"]["unreadable"]) == [3]
+
+
+def test_a_client_whose_letters_nobody_can_read_is_named(tmp_path):
+    from flwr.app import ConfigRecord, RecordDict
+
+    method, population, models = parts()
+    calls = {}
+
+    def spoil(node, reply):
+        calls[node] = calls.get(node, -1) + 1
+        if node == 104 and calls[node] == 1:
+            told = dict(reply.content.config_records["secure"])
+            told["data"] = [bytes(len(one)) for one in told["data"]]
+            reply.content = RecordDict({"secure": ConfigRecord(told)})
+        return reply
+
+    result = go(method, engine_of(method, population, tmp_path, tamper=spoil, deadline=0.5), models, rounds=1)
+    assert result.history[0].answered == 0
+    assert [(one.sender, "cannot read" in one.reason) for one in result.history[0].refused] == [(4, True)]
+
+
+def test_the_client_s_own_limit_counts_that_the_graph_may_fail():
+    from sordina.errors import BudgetRefused
+    from sordina.federated.privacy.accounts import Leakage
+
+    placement = Distributed.within(Budget(2.0, 1e-10), 3000, 40, honest_share=0.9, dropout=0.05)
+    assert placement.graph.failure > 0
+    one = placement.leakage(10)
+    assert one.failure == Fraction(repr(placement.graph.failure))
+    total = sum((one for _ in range(40)), Leakage())
+    bare = replace(total, failure=Fraction(0))
+    assert total.epsilon(1e-10) > bare.epsilon(1e-10)
+    assert total.epsilon(40 * placement.graph.failure) == float("inf")
+    again = Leakage.from_dict(total.to_dict())
+    assert again == total
+    old = {name: value for name, value in bare.to_dict().items() if name != "failure"}
+    assert Leakage.from_dict(old) == bare
+    with pytest.raises(BudgetRefused, match="epsilon would be inf"):
+        ClientPolicy(("distributed",), epsilon=100.0, delta=20 * placement.graph.failure).check_total(total)
 
 
 def test_a_client_that_spoils_its_shares_has_not_dropped_out(tmp_path):
@@ -193,13 +274,13 @@ def test_a_simulated_node_may_stand_for_several_clients(tmp_path):
     method, population, models = parts()
     side = ClientSide(method.work, method.placement)
 
-    def desk(instruction, context):
+    def client_context(instruction, context):
         number = instruction.client
         rows = slice(int(population.starts[number]), int(population.starts[number] + population.sizes[number]))
         home = ClientFolder(tmp_path / str(number))
         return ClientContext(side, lambda: alone(population.x[rows], population.y[rows], number), home, Fraction(2))
 
-    grid = double.DoubleGrid({100 + node: client_app(desk) for node in range(3)}, 7, None)
+    grid = double.DoubleGrid({100 + node: client_app(client_context) for node in range(3)}, 7, None)
     engine = double.Flower(grid, CLIENTS, Fraction(2), 0.5, shared=True)
     engine.gather()
     assert [one.answered for one in go(method, engine, models).history] == [CLIENTS] * ROUNDS

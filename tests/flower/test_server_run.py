@@ -50,7 +50,8 @@ class Town:
     def __init__(self, folder, names=("", "", ""), run=7, broken=None, **config):
         self.folder, self.names, self.run, self.broken = folder, names, run, broken
         self.config = {
-            "clients": 3, "deadline": 5.0, "wait": 5.0, "out": str(folder / "results"), "local-rate": 0.1, "batch": 16,
+            "clients": 3, "deadline": 5.0, "wait": 5.0, "out": str(folder / "results"), "learning-rate": 0.1,
+            "batch-size": 16,
             "clients-per-round": 3, "seed": -1, **config,
         }  # fmt: skip
         self.task_file = folder / "task.py"
@@ -132,8 +133,8 @@ def test_a_served_run_is_a_run_with_names_withholding_and_personal_models(tmp_pa
     assert told["by_client"]["north"] == {"asked": 5, "withheld": 3, "failed": 0, "silent": 0}
     assert told["validation_loss"] == min(told["losses"])
     claim = read_claim(town.out)
-    assert claim["sound"] is True
-    assert claim["leakage_per_client"] == [1.2, 1.2, 1.2]
+    assert claim.sound is True
+    assert claim.more["leakage_per_client"] == [1.2, 1.2, 1.2]
     lines = [json.loads(line) for line in (town.out / "metrics.jsonl").read_text().splitlines()]
     assert [line["withheld"] for line in lines] == [0, 0, 3, 3, 3]
     assert report(town.out).exists()
@@ -167,11 +168,11 @@ def test_record_privacy_with_fedavg_and_a_ledger(tmp_path):
                 ledger=str(tmp_path / "books.db"), **{"dataset-budget": "patients"})  # fmt: skip
     serve(town)
     claim = read_claim(town.out)
-    assert claim["unit"] == "record"
-    assert 3.5 < claim["epsilon"] <= 4
+    assert str(claim.unit) == "record"
+    assert 3.5 < claim.epsilon <= 4
     assert [str(one.status) for one in Ledger(tmp_path / "books.db").spends().values()] == ["settled"]
     total = town.home(0).total()
-    assert total.leakage.epsilon(1e-5) == pytest.approx(claim["epsilon"], rel=1e-6)
+    assert total.leakage.epsilon(1e-5) == pytest.approx(claim.epsilon, rel=1e-6)
     again = Town(tmp_path, strategy="fedavg", privacy="record", epsilon=4.0, records=40, rounds=3, batch=10, run=8)
     said = serve(again)
     assert again.out.name == "results-2", "nothing is overwritten"

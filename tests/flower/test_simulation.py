@@ -31,9 +31,9 @@ from sordina.federated.round import federate
 
 RECIPES = {
     "fedavg": dict(strategy="fedavg", privacy="none"),
-    "scaffold": dict(strategy="scaffold", privacy="none", batch=3),
+    "scaffold": dict(strategy="scaffold", privacy="none", batch_size=3),
     "central": dict(strategy="fedavg", privacy="central", clipping="quantile"),
-    "metric": dict(strategy="metric-pfl", noise=5.0, radius="public:0.5", leakage_limit=0.4),
+    "metric": dict(strategy="metric-pfl", noise_multiplier=5.0, radius="public:0.5", leakage_limit=0.4),
 }
 problem = FederatedProblem.of(load("synthetic", np.random.default_rng(0), clients=6, validation=4))
 
@@ -80,6 +80,54 @@ def test_both_engines_agree_in_every_placement(tmp_path):
     assert metric["rounds"] == here["metric"]["rounds"], "the same clients reach the same limits"
     assert np.isfinite(metric["models"]).all()
     assert all(sent > 0 and received > 0 for sent, received in there["traffic"])
+
+
+UNTRUSTED = """
+import json
+from dataclasses import replace
+from fractions import Fraction
+import numpy as np
+from sordina.federated import recipe as recipes
+from sordina.federated.data import load
+from sordina.federated.engines.in_process import InProcess
+from sordina.federated.flower.simulation import simulated
+from sordina.federated.problem import FederatedProblem
+from sordina.federated.round import federate
+
+problem = FederatedProblem.of(load("synthetic", np.random.default_rng(0), clients=10, validation=4))
+
+def run(privacy, engine):
+    recipe = recipes.FederatedRecipe("synthetic", "fedavg", privacy=privacy, rounds=2, clients_per_round=10, seed=5,
+                                     epsilon=1e6, delta=1e-3, tolerated_dropout=0.2, neighbours=6)
+    method, limit = recipe.setup(10).method(problem.objective)
+    rng = np.random.default_rng(5)
+    models = recipes.initial(recipe, problem, rng)
+    engine = engine or InProcess(problem.train, limit=limit)
+    result = federate(method, engine, models, clients=10, rounds=2, rng=rng)
+    return {"models": result.models.tolist(), "statement": result.statement.words, "leakage": result.leakage.tolist(),
+            "first": models.tolist(), "answered": [one.answered for one in result.history]}
+
+if __name__ == "__main__":
+    kinds = ("distributed", "gopa")
+    there = simulated(lambda engine: {one: run(one, engine) for one in kinds}, problem.train, limit=Fraction(2))
+    print(json.dumps({"there": there, "here": {one: run(one, None) for one in kinds}}))
+"""
+
+
+def test_without_a_trusted_server_on_ray(tmp_path):
+    """Secure aggregation and GOPA in one session of Ray: the sums of both engines agree, up to a small noise."""
+    script = tmp_path / "untrusted.py"
+    script.write_text(UNTRUSTED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    for name in ("distributed", "gopa"):
+        here, there = told["here"][name], told["there"][name]
+        assert np.allclose(here["models"], there["models"], atol=0.02, rtol=0), name
+        assert np.linalg.norm(np.subtract(there["models"], there["first"])) > 0.1
+        assert here["statement"] == there["statement"]
+        assert there["answered"] == [10, 10]
+        assert there["leakage"] == [2.0] * 10
 
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch):
@@ -194,3 +242,41 @@ def test_rows_travel_by_reference_and_wait_until_ray_runs(monkeypatch):
     rows = shared.load().cohort(np.array([1]))
     assert rows.sizes.tolist() == [3]
     assert torch.equal(rows.rows()[0], people.x[1:])
+
+
+TRAINER = """
+import json, sys
+import torch
+from torch import nn
+import sordina as sd
+
+def fit(engine, folder):
+    torch.manual_seed(0)
+    clients = {f"site {k}": (torch.randn(12, 2), torch.randn(12, 1)) for k in range(4)}
+    trainer = sd.federated.FederatedTrainer(
+        nn.Linear(2, 1), loss=nn.functional.mse_loss, algorithm=sd.federated.FedAvg(learning_rate=0.1, batch_size=6),
+        privacy=sd.federated.CentralDP(sd.Budget(8, 1e-3)), clients_per_round=4, rounds=2, engine=engine, seed=3,
+        folder=folder,
+    )
+    result = trainer.fit(clients)
+    return [value.flatten().tolist() for value in result.model.state_dict().values()], str(result.guarantee)
+
+if __name__ == "__main__":
+    print(json.dumps({engine: fit(engine, sys.argv[1] + "/" + engine) for engine in ("in-process", "flower")}))
+"""
+
+
+def test_the_trainer_gives_the_same_model_on_both_engines(tmp_path):
+    """`FederatedTrainer(engine="flower")` on Ray's processes: model, guarantee and folder as in process."""
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    (here, claimed), (there, said) = told["in-process"], told["flower"]
+    for ours, theirs in zip(here, there, strict=True):
+        assert np.allclose(ours, theirs, atol=1e-5, rtol=0)
+    assert said == claimed
+    claims = [json.loads((tmp_path / engine / "privacy.json").read_text()) for engine in told]
+    assert claims[0]["epsilon"] == claims[1]["epsilon"] <= 8

@@ -1,4 +1,4 @@
-"""The built wheel, unpacked elsewhere, is the whole package: data files, entry point, and the demo's first step."""
+"""The built wheel, installed by pip elsewhere, is the whole package: data files, command, and the demo's first step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -24,8 +26,8 @@ _demo.train_plain(_demo.plant(size), Path(sys.argv[2]), size, progress=False)
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    """The wheel's contents; the build needs setuptools, and no network."""
+def wheel(tmp_path_factory):
+    """The wheel; the build needs setuptools, and no network."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -35,10 +37,36 @@ def unpacked(tmp_path_factory):
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     built = subprocess.run([*command, "-w", str(folder), str(source)], capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("sordina-*.whl")
+    (found,) = folder.glob("sordina-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+        archive.extractall(wheel.parent / "site")
+    return wheel.parent / "site"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A virtual environment of its own with the wheel in it; what Sordina needs comes from the tests' environment."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin" / "python"
+    (site,) = home.glob("lib/python*/site-packages")
+    others = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "tests.pth").write_text("\n".join(sorted(others)) + "\n")
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_bare())
+    assert done.returncode == 0, done.stderr
+    return home, site
+
+
+def _bare() -> dict[str, str]:
+    """No path of the sources."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return kept | {"OMP_NUM_THREADS": "1"}
 
 
 def test_every_file_of_the_package_is_in_the_wheel(unpacked):
@@ -55,13 +83,22 @@ def test_the_command_is_an_entry_point(unpacked):
     assert "sordina = sordina.cli.main:main" in points.read_text()
 
 
-def test_the_first_step_of_the_demo_runs_from_the_wheel(unpacked, tmp_path):
+def test_the_installed_command_runs(installed):
+    home, _ = installed
+    done = subprocess.run(
+        [home / "bin" / "sordina", "--version"], capture_output=True, text=True, timeout=120, env=_bare(), cwd=home
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("sordina ")
+
+
+def test_the_first_step_of_the_demo_runs_where_the_wheel_was_installed(installed, tmp_path):
+    home, site = installed
     script = tmp_path / "first.py"
     script.write_text(FIRST_STEP)
-    environment = {**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), str(unpacked), str(tmp_path / "run")],
-        env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path,
+        [home / "bin" / "python", str(script), str(site), str(tmp_path / "run")],
+        env=_bare(), capture_output=True, text=True, timeout=300, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "privacy.json").exists()

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from sordina.accounting import Gaussian, PoissonSampled, Repeated, to_dict
+from sordina.privacy_claim import PrivacyClaim
 from sordina.run_folder import RunFolder
 
 PRIVACY = {
     "epsilon": 2.9999, "delta": 1e-5, "private": True, "statement": "(3, 1e-05)-DP per record.",
     "adjacency": "add-remove", "unit": "record", "model": "central", "accountant": "pld", "noise_multiplier": 2.07,
-    "sampler": {"kind": "Poisson", "batch": 128, "population": 1437}, "clipping": "Online(initial=100.0, memory=0.9)",
+    "sampler": {"kind": "Poisson", "batch": 128, "population": 1437}, "clipping": "Online(threshold=100.0, memory=0.9)",
     "steps": 200, "planned_steps": 200, "releasable": True, "caveats": ["The population size is public."],
     "versions": {"sordina": "0.1.0", "torch": "2.13.0"},
     "event": to_dict(Repeated(PoissonSampled(128 / 1437, Gaussian(2.07)), 110)),
@@ -30,7 +31,7 @@ def write(folder, name, facts):
 def finish(folder, facts):
     """A run's end as the commands bring it about: the model, and the claim that names it."""
     with RunFolder.begin(folder, "train", {"made": "by hand"}) as held:
-        held.finish(b"weights", facts)
+        held.finish(b"weights", PrivacyClaim.from_dict(facts))
 
 
 def metrics(folder, lines):
@@ -40,8 +41,8 @@ def metrics(folder, lines):
 
 def audited(folder, claimed, shift):
     """Real scores through the real auditing code: members are ``shift`` standard deviations higher."""
-    from sordina.auditing.audit import AttackResult, Audit
     from sordina.auditing.bounds import TwoRates
+    from sordina.auditing.findings import AttackResult, Audit
     from sordina.auditing.scores import Scores
     from sordina.privacy import Guarantee
 

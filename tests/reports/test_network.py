@@ -105,7 +105,9 @@ def test_decor_and_walks_have_no_mean_pair(tmp_path):
 
 
 def test_the_command_on_the_page_asks_for_the_same_run(tmp_path):
-    words = "federate synthetic --topology gossip --graph ring --gossip-rounds 2 --rounds 1 --seed 0 --local-rate 0.25"
+    words = (
+        "federate synthetic --topology gossip --graph ring --gossip-rounds 2 --rounds 1 --seed 0 --learning-rate 0.25"
+    )
     run = CliRunner().invoke(app, [*words.split(), "--accelerated", "--out", str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
     again = reading.run(tmp_path / "run").command

@@ -108,7 +108,7 @@ def test_a_refuted_claim_alarms(private):
     facts = replace(reading.report([private]), runs=(replace(run, attacks=(attack,)),))
     text = render(facts)
     assert "CLAIM REFUTED by canary" in text
-    assert words.badge(facts.runs[0]) == ("CLAIM REFUTED", "bad")
+    assert words.badge(facts.runs[0]) == ("REFUTED", "bad")
     assert "at most 95.3 %" not in text
     assert "ε ≥ ∞" in text
 

@@ -54,7 +54,7 @@ def test_another_model_beside_the_claim_is_found(private):
     [
         ({"epsilon": 1.0}, "cost more than it claims"),
         ({"event": {"kind": "Nothing at all"}}, "cannot be read"),
-        ({"event": None}, "cannot be read"),
+        ({"event": None}, "lists no events"),
         ({"accountant": "astrology"}, "cannot be read"),
     ],
 )

@@ -57,8 +57,8 @@ def test_every_arm_of_chapter_5_gets_its_best_threshold(tmp_path, monkeypatch):
         return [
             {
                 "arm": name,
-                "accuracy": [0.9 if policy.threshold(policy.init(1)) == best.get(name, 0.5) else 0.1] * 2,
-                "mean": 0.9 if policy.threshold(policy.init(1)) == best.get(name, 0.5) else 0.1,
+                "accuracy": [0.9 if policy.current_threshold(policy.init(1)) == best.get(name, 0.5) else 0.1] * 2,
+                "mean": 0.9 if policy.current_threshold(policy.init(1)) == best.get(name, 0.5) else 0.1,
                 "epsilon": budget.epsilon,
             }
             for name, policy in arms.items()

@@ -83,7 +83,8 @@ def test_a_table_shows_ours_beside_theirs(tmp_path):
 def test_the_sanitised_gradient_points_best_somewhere_between(tmp_path):
     """Figure 3.1's claim, on digits: small thresholds bias, large ones drown the gradient in noise."""
     settings = {
-        "dataset": "digits", "model": "mlp", "batch_size": 128, "lr": 0.5, "noise_multiplier": 1.0, "lowest": 1e-2,
+        "dataset": "digits", "model": "mlp", "batch_size": 128, "learning_rate": 0.5, "noise_multiplier": 1.0,
+        "lowest": 1e-2,
         "highest": 1e3, "draws": 10, "iterations": [20], "thresholds": 11,
     }  # fmt: skip
     (curve,) = sensitivity.cosine(tiny(tmp_path, **settings)).panels[0].curves

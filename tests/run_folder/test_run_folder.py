@@ -15,6 +15,7 @@ import pytest
 from sordina import private_files
 from sordina.errors import InvalidInput
 from sordina.journal import BLOCK, Journal, pack
+from sordina.privacy_claim import PrivacyClaim
 from sordina.private_files import FolderInUse
 from sordina.run_folder import (
     CHECKPOINT,
@@ -30,6 +31,8 @@ from sordina.run_folder import (
     read_claim,
     state_of,
 )
+
+CLAIM = PrivacyClaim(epsilon=8.0, delta=1e-5, private=True)
 
 SETTINGS = {"epsilon": 8.0, "steps": 100}
 OTHER_PROCESS = """
@@ -78,7 +81,7 @@ def test_only_the_owner_may_read(tmp_path):
     with begin(path) as folder:
         folder.write(CHECKPOINT, b"state")
         folder.journal.claim(1, 100)
-        folder.finish(b"weights", {"epsilon": 8.0})
+        folder.finish(b"weights", CLAIM)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
 
@@ -122,21 +125,21 @@ def test_the_end_is_one_sequence_that_may_be_repeated(tmp_path):
         raise KeyboardInterrupt
 
     with begin(path) as folder, pytest.raises(KeyboardInterrupt):
-        folder.finish(b"weights", {"epsilon": 8.0}, killed)
+        folder.finish(b"weights", CLAIM, killed)
     assert state_of(path).state is FolderState.OPEN
     with begin(path, resume=True) as folder:
-        folder.finish(b"weights", {"epsilon": 8.0}, lambda: settled.append(1))
-        folder.finish(b"others", {"epsilon": 1.0}, lambda: settled.append(2))
+        folder.finish(b"weights", CLAIM, lambda: settled.append(1))
+        folder.finish(b"others", PrivacyClaim(epsilon=1.0, private=True), lambda: settled.append(2))
     assert settled == [1]
     assert state_of(path).state is FolderState.FINISHED
-    assert read_claim(path)["epsilon"] == 8.0
+    assert read_claim(path).epsilon == 8.0
     with begin(path, resume=True) as folder:
         assert folder.finished
 
 
 def test_a_claim_about_another_model_is_refused(tmp_path):
     with begin(tmp_path) as folder:
-        folder.finish(b"weights", {"epsilon": 8.0})
+        folder.finish(b"weights", CLAIM)
     (tmp_path / MODEL).write_bytes(b"without privacy")
     with pytest.raises(InvalidInput, match="speaks of another model"):
         read_claim(tmp_path)
@@ -146,7 +149,7 @@ def test_old_folders_can_be_read_but_not_resumed(tmp_path):
     (tmp_path / PRIVACY).write_text('{"epsilon": 3.0}')
     (tmp_path / MODEL).write_bytes(b"weights")
     assert state_of(tmp_path).state is FolderState.FINISHED
-    assert read_claim(tmp_path)["epsilon"] == 3.0
+    assert read_claim(tmp_path).epsilon == 3.0
     (tmp_path / PRIVACY).unlink()
     (tmp_path / JOURNAL).write_text('{"claimed": 25}\n')
     assert state_of(tmp_path).state is FolderState.BROKEN
@@ -191,7 +194,7 @@ def test_what_is_in_the_way_is_refused_and_never_waited_for(tmp_path, name, trap
     else:
         (path / name).mkdir()
     with pytest.raises(InvalidInput), begin(path) as folder:
-        folder.finish(b"weights", {})
+        folder.finish(b"weights", PrivacyClaim())
     assert victim.read_bytes() == b"mine"
 
 
@@ -250,5 +253,5 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_the_old_file(tmp_path, monke
 
 def test_the_model_is_named_by_its_hash(tmp_path):
     with begin(tmp_path) as folder:
-        folder.finish(lambda file: file.write(b"weights"), {"epsilon": 8.0})
+        folder.finish(lambda file: file.write(b"weights"), CLAIM)
     assert json.loads((tmp_path / PRIVACY).read_text())[MODEL_HASH] == private_files.sha256(tmp_path / MODEL)

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing, arrange
+from sordina.clipping import (
+    Automatic,
+    Fixed,
+    Follow,
+    Online,
+    PerLayer,
+    Quantile,
+    Sector,
+    Trailing,
+    TypicalNorm,
+    arrange,
+)
 from sordina.gradients.explicit import MatrixTape
 from sordina.plan import Plan
 from sordina.privacy import Adjacency, Budget
@@ -21,12 +32,13 @@ CASES = {
     "fixed": (Fixed(0.3), Poisson(4, 100), 0.3 * NU),
     "fixed replace-one": (Fixed(0.3), FixedSize(4, 100), 0.6 * NU),
     "automatic": (Automatic(), Poisson(4, 100), NU),
-    "trailing": (Trailing(initial=0.5), Poisson(4, 100), 0.5 * NU),
-    "quantile": (Quantile(initial=0.2, inflation=0.01), Poisson(4, 100), 0.2 * NU * 1.01),
-    "online": (Online(initial=0.1), Poisson(4, 100), 0.1 * NU * 1.01),
+    "trailing": (Trailing(threshold=0.5), Poisson(4, 100), 0.5 * NU),
+    "quantile": (Quantile(threshold=0.2, inflation=0.01), Poisson(4, 100), 0.2 * NU * 1.01),
+    "online": (Online(threshold=0.1), Poisson(4, 100), 0.1 * NU * 1.01),
+    "typical norm": (TypicalNorm(threshold=0.1), Poisson(4, 100), 0.1 * NU * 2**0.5),
     "online thesis": (Online.as_in_thesis(0.1), Poisson(4, 100), 0.1 * NU * 1.01),
-    "sector": (Sector(high=0.4), FixedSize(4, 100), 0.8 * NU),
-    "sector follow": (Sector(high=0.4, follow=Follow()), FixedSize(4, 100), 0.8 * NU * 1.01),
+    "sector": (Sector(threshold=0.4), FixedSize(4, 100), 0.8 * NU),
+    "sector follow": (Sector(threshold=0.4, follow=Follow()), FixedSize(4, 100), 0.8 * NU * 1.01),
     "per layer": (PerLayer(Fixed(0.3)), Poisson(4, 100), 0.3 * NU * math.sqrt(2)),
 }
 

@@ -8,9 +8,9 @@ import pytest
 
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.privacy import Unit
-from sordina.tables import Schema, complete_privately, draft_schema, plan_discovery
-from sordina.tables.discover import stability_threshold
+from sordina.privacy import Guarantee, Unit
+from sordina.tables import ColumnKind, Schema, complete_privately, draft_schema, plan_discovery
+from sordina.tables.discover import advice, stability_threshold
 
 
 def table(rows=20000):
@@ -138,3 +138,36 @@ def test_refusals():
         plan_discovery(opened, sd.Budget(1, 0))
     with pytest.raises(InvalidInput, match="finite"):
         plan_discovery(opened, sd.Budget(float("inf"), 1e-5))
+
+
+def test_nothing_is_spent_where_nothing_could_be_found_and_nothing_is_made_up(tmp_path):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("people", sd.Budget(5, 1e-4))
+    frame = pandas.DataFrame({"ward": [f"w{n}" for n in range(60)], "age": np.arange(60)})
+    schema = draft_schema(frame)
+    booked = {"ledger": ledger, "dataset_budget": "people"}
+    with pytest.raises(InvalidInput, match="Nothing was spent"):
+        complete_privately(schema, frame, budget=sd.Budget(0.1, 1e-6), **booked)
+    assert ledger.spent("people") == 0
+    found, _ = complete_privately(schema, frame, budget=sd.Budget(2, 1e-6), **booked)
+    assert found["ward"].values == ()
+    assert any("nothing stood out" in line for line in advice(found, Guarantee(2, 1e-6)))
+
+
+def test_a_few_gaps_do_not_make_numbers_categories_and_the_separator_is_asked_about(tmp_path):
+    costs = ["12.5"] * 20 + ["-", "n/a", "1e400"]
+    (tmp_path / "costs.csv").write_text("cost;day\n" + "".join(f"{one};2024-01-02\n" for one in costs))
+    with pytest.raises(InvalidInput, match="--separator ';'"):
+        draft_schema(tmp_path / "costs.csv", target="cost")
+    schema = draft_schema(tmp_path / "costs.csv", separator=";")
+    assert schema["cost"].kind is ColumnKind.NUMBER
+    assert "n/a" in schema["cost"].missing
+    assert schema["day"].kind is ColumnKind.DATE
+    assert schema["day"].missing is None
+
+
+def test_for_how_many_a_delta_is_meant_is_said():
+    """How many there are is not public here, so it is said for how many the delta would be too large."""
+    frame = pd_with_rare()
+    found, guarantee = complete_privately(draft_schema(frame), frame, budget=sd.Budget(1, 0.01))
+    assert any("far fewer than 100 records" in line for line in advice(found, guarantee))

@@ -19,7 +19,13 @@ from sordina.run_folder import CHECKPOINT, JOURNAL, MODEL, PRIVACY, RUN
 
 
 def trainer(model, **rest):
-    options = {"clipping": sd.clipping.Fixed(1.0), "batch_size": 20, "steps": 20, "lr": 0.5, "noise_multiplier": 3.0}
+    options = {
+        "clipping": sd.clipping.Fixed(1.0),
+        "batch_size": 20,
+        "steps": 20,
+        "learning_rate": 0.5,
+        "noise_multiplier": 3.0,
+    }
     budget = rest.pop("budget", sd.Budget(6, 1e-5))
     return sd.Trainer(model, F.cross_entropy, budget, **(options | rest))
 
@@ -57,7 +63,8 @@ def interrupted(model, data, step=5, **options):
     "changed",
     [
         {"budget": sd.Budget(0.5, 1e-5), "noise_multiplier": None}, {"budget": sd.Budget(5, 1e-5)}, {"steps": 19},
-        {"noise_multiplier": 4.0}, {"batch_size": 10}, {"clipping": sd.clipping.Fixed(2.0)}, {"lr": 0.1}, {"seed": 0},
+        {"noise_multiplier": 4.0}, {"batch_size": 10}, {"clipping": sd.clipping.Fixed(2.0)}, {"learning_rate": 0.1},
+        {"seed": 0},
         {"sampling": "fixed-size"}, {"population": 200}, {"accountant": "rdp"}, {"microbatch": 5}, {"raw": True},
         {"recipe": {"dataset": "other"}}, {"autocast": torch.bfloat16},
     ],

@@ -90,7 +90,9 @@ def test_named_losses_do_not_reshape_rows_into_one_another(loss):
 def test_a_trainer_refuses_before_it_draws(tmp_path):
     model = nn.Linear(3, 1)
     x, y = torch.randn(50, 3), torch.randn(50)
-    trainer = sd.Trainer(model, F.mse_loss, sd.Budget(1, 1e-5), batch_size=10, steps=5, folder=tmp_path / "run", lr=0.1)
+    trainer = sd.Trainer(
+        model, F.mse_loss, sd.Budget(1, 1e-5), batch_size=10, steps=5, folder=tmp_path / "run", learning_rate=0.1
+    )
     with pytest.raises(InvalidInput, match=r"depends on other samples|same shape"):
         trainer.fit((x, y))
     assert not (tmp_path / "run").exists()
@@ -117,3 +119,38 @@ def test_class_weights_of_the_batch_are_refused_whatever_the_width_of_the_output
 
     with pytest.raises(InvalidInput, match="depends on other samples"):
         per_sample(weighted)(torch.randn(5, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def _each(output, target):
+    return (output - target).square().mean(1)
+
+
+def _hardest(count):
+    def loss(output, target):
+        each = _each(output, target)
+        kept = torch.zeros_like(each)
+        kept[each.topk(min(count, len(each))).indices] = 1
+        return each * kept
+
+    return loss
+
+
+LARGE = {
+    "divided by the batch": lambda output, target: _each(output, target) / len(output),
+    "divided where it is large": lambda output, target: _each(output, target) / max(1, len(output) / 100),
+    "the hardest thirty": _hardest(30),
+    "standardised where it is large": lambda output, target: (
+        _each(output, target) / (1 + _each(output, target).std().detach() if len(output) > 9 else 1)
+    ),
+    "skipped for a large value": lambda output, target: _each(output, target) * (0 if (target > 3).any() else 1),
+}
+
+
+@pytest.mark.parametrize("loss", LARGE.values(), ids=LARGE)
+def test_what_shows_in_large_batches_or_by_their_size_is_refused_before_anything_is_drawn(loss, tmp_path):
+    """The removal test kept the size of a batch; dividing by it doubles what one record moves."""
+    data, folder = (torch.randn(200, 3), torch.randn(200, 1)), tmp_path / "run"
+    trainer = sd.Trainer(nn.Linear(3, 1), loss, sd.Budget(1, 1e-5), batch_size=50, steps=2, folder=folder)
+    with pytest.raises(InvalidInput, match="depends on other samples"):
+        trainer.fit(data)
+    assert not folder.exists()

@@ -14,7 +14,7 @@ from sordina.accounting import Gaussian, PoissonSampled, Repeated, accountant, f
 from sordina.clipping import Fixed, Online, PerLayer, Quantile
 from sordina.errors import InvalidInput
 
-OPTIONS = {"batch_size": 20, "steps": 20, "lr": 0.5, "seed": 0, "noise_multiplier": 2.0}
+OPTIONS = {"batch_size": 20, "steps": 20, "learning_rate": 0.5, "seed": 0, "noise_multiplier": 2.0}
 
 
 @dataclass(frozen=True)

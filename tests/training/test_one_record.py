@@ -9,15 +9,22 @@ from torch import nn
 from torch.nn import functional as F
 
 import sordina as sd
-from sordina.clipping import Automatic, Fixed, Online, PerLayer, Quantile
+from sordina.clipping import Automatic, Fixed, Online, PerLayer, Quantile, TypicalNorm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.training.loop import Private
 
-POLICIES = [Fixed(1.0), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
+POLICIES = [Fixed(1.0), TypicalNorm(), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
 
 
 def fit(model, data, **rest):
-    options = {"clipping": Fixed(1.0), "batch_size": 20, "steps": 30, "lr": 0.5, "noise_multiplier": 4.0, "seed": 0}
+    options = {
+        "clipping": Fixed(1.0),
+        "batch_size": 20,
+        "steps": 30,
+        "learning_rate": 0.5,
+        "noise_multiplier": 4.0,
+        "seed": 0,
+    }
     return sd.Trainer(model, F.cross_entropy, sd.Budget(6, 1e-5), **(options | rest)).fit(data)
 
 
@@ -63,7 +70,7 @@ def test_losses_that_are_no_numbers_stop_nothing(model, data, plan):
 
 def test_weights_that_are_released_may_stop_a_run(model, data):
     with pytest.raises(TrainingFailed, match="weights are no longer finite"):
-        fit(model, data, lr=3.4e38, clipping=Fixed(100.0))
+        fit(model, data, learning_rate=3.4e38, clipping=Fixed(100.0))
 
 
 def test_an_empty_batch_is_reported_like_any_other(model, data):
@@ -110,7 +117,8 @@ class TestBeforeAnythingIsReserved:
         "wrong",
         [
             {"microbatch": -1}, {"microbatch": 0}, {"microbatch": 1.5}, {"epochs": 0, "steps": None}, {"steps": -1},
-            {"epochs": float("nan"), "steps": None}, {"checkpoint_every": 0}, {"validate_every": 0}, {"lr": -1.0},
+            {"epochs": float("nan"), "steps": None}, {"checkpoint_every": 0}, {"validate_every": 0},
+            {"learning_rate": -1.0},
             {"noise_multiplier": -4.0}, {"noise_multiplier": float("nan")}, {"population": 0}, {"steps": 1.5},
         ],
         ids=repr,
@@ -151,7 +159,14 @@ class TestWhatTheLossRefuses:
     """`binary_cross_entropy` raises on what is no probability: at the step that draws the record, were it let."""
 
     def fit(self, model, x, y, **rest):
-        options = {"batch_size": 20, "steps": 30, "lr": 0.5, "noise_multiplier": 4.0, "seed": 0, "track_epsilon": False}
+        options = {
+            "batch_size": 20,
+            "steps": 30,
+            "learning_rate": 0.5,
+            "noise_multiplier": 4.0,
+            "seed": 0,
+            "track_epsilon": False,
+        }
         return sd.Trainer(
             model, F.binary_cross_entropy, sd.Budget(6, 1e-5), clipping=Fixed(1.0), **(options | rest)
         ).fit((x, y))  # fmt: skip

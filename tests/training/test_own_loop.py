@@ -79,7 +79,7 @@ def test_a_folder_and_a_ledger_as_for_a_trainer(make_model, data, tmp_path, ledg
     assert run.epsilon == pytest.approx(ledger.spent("people"))
     assert not ledger.statement("people").having(Status.OPEN)
     assert state_of(folder).state is FolderState.FINISHED
-    assert read_claim(folder)["epsilon"] == run.epsilon
+    assert read_claim(folder).epsilon == run.epsilon
 
 
 def test_a_context_ends_the_run_or_keeps_what_failed(make_model, data, tmp_path, ledger):
@@ -117,3 +117,43 @@ def test_saving_ends_the_run(model, data, tmp_path):
     assert facts["epsilon"] == private.plan.guarantee().epsilon
     weights = torch.load(tmp_path / "saved" / "model.pt", weights_only=True)
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+
+def test_that_code_of_ones_own_fails_on_no_record_is_said_to_be_the_users_word(model, data):
+    caveats = " ".join(take(loop(model, data)).finish().caveats)
+    assert "no code in it fails on a record" in caveats
+    assert "its size) is the user's word" in caveats
+
+
+def test_a_step_by_hand_on_the_gradients_of_the_data_is_refused(model, data):
+    """It moved the weights without noise, under the same claim."""
+    private = loop(model, data)
+    x, y = next(iter(private))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(InvalidInput, match="by hand"):
+        private.optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    private.step(F.cross_entropy(model(x), y, reduction="none"))
+    private.close()
+    private.optimizer.step()
+
+
+def test_parameters_of_the_optimiser_that_are_not_the_models_are_refused_and_never_move(model, data):
+    """They were moved by gradients without noise, and the losses of everybody with them."""
+    scale = torch.nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.5)
+    options = {"budget": sd.Budget(6, 1e-5), "batch_size": 20, "steps": 4}
+    with pytest.raises(InvalidInput, match="not the model's"):
+        sd.make_private(model, optimizer, data, **options)
+    frozen = list(model.parameters())[-1].requires_grad_(False)
+    frozen.grad = torch.ones_like(frozen)  # left over from what came before
+    before = frozen.clone()
+    take(sd.make_private(model, torch.optim.SGD(model.parameters(), lr=0.5), data, **options))
+    assert torch.equal(frozen, before)
+
+
+def test_a_model_made_of_one_that_was_trained_before_says_so(model, data):
+    take(loop(model, data)).finish()
+    whole = torch.nn.Sequential(model, torch.nn.Linear(2, 2))
+    assert any("trained before" in caveat for caveat in take(loop(whole, data)).finish().caveats)

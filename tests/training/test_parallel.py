@@ -29,7 +29,7 @@ def train() -> tuple[torch.Tensor, int]:
     y = (x.sum(1) > 0).long()
     plan = Plan(Poisson(4, 100), 10, Budget(8, 1e-5), 1.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loop = Private(model, optimizer, (x, y), plan, Online(initial=1.0), rng=np.random.default_rng(0))
+    loop = Private(model, optimizer, (x, y), plan, Online(threshold=1.0), rng=np.random.default_rng(0))
     for a, b in loop:
         loop.step(F.cross_entropy(model(a), b, reduction="none"))
     return torch.cat([p.detach().flatten() for p in model.parameters()]), loop.steps_taken
@@ -62,7 +62,7 @@ def fit(folder: str, *, resume: bool) -> tuple[torch.Tensor, int]:
     model = nn.Linear(5, 2)
     x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
     trainer = sd.Trainer(
-        model, F.cross_entropy, Budget(8, 1e-5), batch_size=20, steps=10, noise_multiplier=3.0, lr=0.1,
+        model, F.cross_entropy, Budget(8, 1e-5), batch_size=20, steps=10, noise_multiplier=3.0, learning_rate=0.1,
         folder=f"{folder}/run", tensorboard=False, callbacks=[] if resume else [StopAfter()], checkpoint_every=2,
     )  # fmt: skip
     run = trainer.fit((x, (x[:, 0] > 0).long()), resume=resume)

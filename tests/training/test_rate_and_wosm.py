@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sordina.clipping import Decay
+from sordina.clipping.policy import ReleasedNorm
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
 from sordina.training.learning_rates import Start
@@ -41,7 +42,7 @@ def test_the_distance_rate_is_its_formula():
     """DoG, eq. 1: the largest distance so far over the root of the sum of squares, until the middle of the run."""
     rule, draw, noise = DistanceRate(), torch.Generator().manual_seed(0), 0.2
     gradients = torch.randn(10, 30, generator=draw, dtype=torch.float64)
-    state = rule.init(Start(steps=20, lr=0.5, weights=30, size=1.0))
+    state = rule.init(Start(steps=20, learning_rate=0.5, weights=30, size=1.0))
     place = torch.zeros(30, dtype=torch.float64)
     farthest = 0.5 * float(gradients[0].norm())
     for t in range(10):
@@ -103,10 +104,10 @@ def test_the_rate_falls_to_zero_in_the_second_half():
 
 
 def test_a_first_step_of_agreeing_gradients_does_not_leave_the_weights_behind():
-    """However much larger than the noise the first gradient is, the first step is no longer than the noise would go."""
+    """However much larger than the noise the first gradient is, the first step is a tenth of the weights' length."""
     rule, state = automatic(100)
     state = rule.adapt(state, torch.full((400,), 1e6), noise=0.01)
-    assert rule.learning_rate(state, 0.1) * 1e6 * 20 == pytest.approx(2.0 * 0.1 / 10 * 20)
+    assert rule.learning_rate(state, 0.1) * 1e6 * 20 == pytest.approx(0.1 * 0.1 * 20, rel=1e-4)
 
 
 def test_without_noise_the_rate_given_stays():
@@ -199,3 +200,45 @@ def test_adam_wosm_is_its_formula():
 def test_bad_rates_are_refused(wrong):
     with pytest.raises(InvalidInput):
         wrong()
+
+
+def first_rate(
+    noise: float, norm: float = 2.0, steps: int = 100, matrices: int = 2, found: bool = True, size: int = 400
+):
+    rule = AutomaticRate()
+    gradient = torch.full((size,), norm / size**0.5)
+    state = rule.adapt(rule.init(Start(steps, 0.1, size, 0.1, matrices)), gradient, noise, ReleasedNorm(norm, found))
+    return rule.learning_rate(state, 0.1)
+
+
+def test_with_a_typical_norm_the_first_step_is_bounded_however_little_noise_there_is():
+    """Of agreeing gradients one step moves an output by `reach`; the noise of a run moves it by `walk`."""
+    for noise in (1e-3, 1e-9):
+        assert first_rate(noise) * 2.0**2 == pytest.approx(AutomaticRate().reach)
+    assert first_rate(0.5) * 2.0 * 0.5 * 10 == pytest.approx(AutomaticRate().walk)
+    assert first_rate(1e-9, matrices=1) == pytest.approx(3 * first_rate(1e-9))
+
+
+def test_the_first_step_does_not_depend_on_the_scale_of_the_inputs():
+    """Inputs a thousand times as large: gradients too, and the weights that are sought a thousand times smaller."""
+    for noise in (1e-4, 0.4):
+        assert first_rate(1000 * noise, 2000.0) * 1e6 == pytest.approx(first_rate(noise))
+
+
+def test_nothing_moves_while_the_scale_is_sought_unless_the_run_is_about_to_end():
+    assert first_rate(0.1, found=False) == 0
+    assert first_rate(0.1, found=False, steps=3) > 0
+
+
+def test_where_noise_is_all_there_is_a_run_goes_less_far():
+    hopeless, hopeful = first_rate(10.0), first_rate(1.0)
+    assert hopeless * 10.0 < 0.2 * hopeful * 1.0
+
+
+def test_the_longest_rate_holds_when_gradients_vanish():
+    rule = AutomaticRate()
+    state = rule.init(Start(1000, 0.1, 400, 0.1))
+    for number in range(400):
+        gradient = torch.full((400,), 0.1 * 0.9**number) + 1e-7
+        state = rule.adapt(state, gradient, 1e-6, ReleasedNorm(2.0, True))
+        assert rule.learning_rate(state, 0.1) <= 3 * rule.reach / 4 * (1 + 1e-9)

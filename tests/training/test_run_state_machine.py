@@ -100,7 +100,7 @@ class World:
     def train(self, number, noise, ledger, resume, kill, twice) -> None:
         options = self.options(number, noise, ledger)
         trainer = Trainer(
-            nn.Linear(2, 2), F.cross_entropy, **options, lr=0.1, tensorboard=False, track_epsilon=False,
+            nn.Linear(2, 2), F.cross_entropy, **options, learning_rate=0.1, tensorboard=False, track_epsilon=False,
         )  # fmt: skip
         with dying(Disk(kill)):
             run = trainer.fit(DATA, resume=resume)
@@ -296,8 +296,8 @@ def refunds_what_was_left_out(monkeypatch):
 
 
 def model_without_its_hash(monkeypatch):
-    def finish(folder, model, facts, settle=None):
-        folder.write_json(PRIVACY, {**facts, MODEL_HASH: "0"})
+    def finish(folder, model, claim, settle=None):
+        folder.write_json(PRIVACY, {**claim.to_dict(), MODEL_HASH: "0"})
         folder.write(MODEL, model)
 
     monkeypatch.setattr(RunFolder, "finish", finish)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import SystemRandom
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 import sordina as sd
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients import removal
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 2, (64,), generator=torch.Generator().manual_seed(2))
@@ -19,7 +22,7 @@ def trainer(model: nn.Module, loss, **options) -> sd.Trainer:
         "budget": sd.Budget(3, 1e-5),
         "batch_size": 32,
         "steps": 6,
-        "lr": 0.1,
+        "learning_rate": 0.1,
         "clipping": sd.clipping.Fixed(1.0),
     }
     return sd.Trainer(model, loss, **{**settings, **options})
@@ -128,3 +131,28 @@ def test_a_buffer_that_changes_must_be_declared_and_is_then_said():
     run = trainer(model, F.cross_entropy, public_buffers=["steps"]).fit((X, Y))
     assert int(model.steps) == 6
     assert any("buffers steps" in caveat for caveat in run.caveats)
+
+
+class OverItsSize(nn.Module):
+    """Divides by how many there are, once there are many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x) / max(1, len(x) / 20)
+
+
+def test_a_model_that_looks_at_the_size_of_a_batch_is_refused(monkeypatch):
+    """The removal test replaced samples and never took one away."""
+    monkeypatch.setattr(removal, "CHANCE", TakesAway())
+    with pytest.raises(Unsupported, match="without one sample"):
+        trainer(OverItsSize(), F.cross_entropy).fit((X, Y))
+
+
+class TakesAway(SystemRandom):
+    """Chance that always takes samples away, where it has the choice."""
+
+    def choice(self, seq):
+        return None if None in seq else super().choice(seq)

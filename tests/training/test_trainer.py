@@ -16,7 +16,13 @@ from sordina.training.learning_rates import typical_size
 
 
 def trainer(model, **rest):
-    options = {"clipping": sd.clipping.Fixed(1.0), "batch_size": 20, "epochs": 4, "lr": 1.0, "seed": 0} | rest
+    options = {
+        "clipping": sd.clipping.Fixed(1.0),
+        "batch_size": 20,
+        "epochs": 4,
+        "learning_rate": 1.0,
+        "seed": 0,
+    } | rest
     return sd.Trainer(model, F.cross_entropy, sd.Budget(6, 1e-5), **options)
 
 
@@ -44,7 +50,7 @@ def test_a_folder_holds_everything(model, data, tmp_path):
     assert facts["epsilon"] == run.epsilon
     assert facts["adjacency"] == "add-remove"
     assert facts["unit"] == "record"
-    assert facts["sampler"] == {"kind": "Poisson", "batch": 20, "population": 100}
+    assert facts["sampler"] == {"kind": "Poisson", "batch_size": 20, "population": 100}
     assert facts["releasable"] is False
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines == run.history
@@ -69,7 +75,14 @@ def test_raw_statistics_are_marked_wherever_they_show(model, data, tmp_path):
 
 def test_without_privacy_it_says_so_everywhere(model, data, tmp_path):
     run = sd.Trainer(
-        model, F.cross_entropy, sd.Budget(math.inf, 0.0), batch_size=20, epochs=4, lr=0.5, seed=0, folder=tmp_path / "r"
+        model,
+        F.cross_entropy,
+        sd.Budget(math.inf, 0.0),
+        batch_size=20,
+        epochs=4,
+        learning_rate=0.5,
+        seed=0,
+        folder=tmp_path / "r",
     ).fit(data, validation=data)
     assert math.isinf(run.epsilon)
     assert run.statement().startswith("NOT PRIVATE")
@@ -80,10 +93,10 @@ def test_without_privacy_it_says_so_everywhere(model, data, tmp_path):
 
 def test_any_optimiser_will_do(make_model, data):
     for maker in (lambda p: torch.optim.Adam(p, lr=0.05), lambda p: AdamWOSM(p), lambda p: torch.optim.SGD(p, lr=0.1)):
-        run = trainer(make_model(), lr=None, optimizer=maker).fit(data, validation=data)
+        run = trainer(make_model(), learning_rate=None, optimizer=maker).fit(data, validation=data)
         assert run.validation["loss"] < 1.0
-    with pytest.raises(InvalidInput, match="lr"):
-        trainer(make_model(), lr=1.0, optimizer=maker).fit(data)
+    with pytest.raises(InvalidInput, match="learning rate"):
+        trainer(make_model(), learning_rate=1.0, optimizer=maker).fit(data)
 
 
 def test_adam_wosm_is_told_the_noise(model, data):
@@ -93,14 +106,14 @@ def test_adam_wosm_is_told_the_noise(model, data):
         made.append(AdamWOSM(parameters))
         return made[0]
 
-    run = trainer(model, lr=None, optimizer=maker, clipping=sd.clipping.Fixed(0.5)).fit(data)
+    run = trainer(model, learning_rate=None, optimizer=maker, clipping=sd.clipping.Fixed(0.5)).fit(data)
     assert made[0].param_groups[0]["noise"] == pytest.approx(run.plan.noise_multiplier * 0.5 / 20)
 
 
 def test_the_rate_is_found_when_none_is_given(model, data):
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     least = AutomaticRate().travel * typical_size(model) * math.sqrt(len(before) / 40)
-    private = trainer(model, lr=None, steps=40).private(data)
+    private = trainer(model, learning_rate=None, steps=40).private(data)
     for x, y in private:
         private.step(F.cross_entropy(model(x), y, reduction="none"))
     moved = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before
@@ -171,7 +184,7 @@ def test_resuming_what_is_not_there(model, data, tmp_path):
 
 def test_an_autoencoder_trains_on_inputs_alone(data):
     model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 5))
-    run = sd.Trainer(model, F.mse_loss, sd.Budget(6, 1e-5), batch_size=20, epochs=2, lr=0.1, seed=0).fit(
+    run = sd.Trainer(model, F.mse_loss, sd.Budget(6, 1e-5), batch_size=20, epochs=2, learning_rate=0.1, seed=0).fit(
         (data[0],), validation=(data[0],)
     )
     assert set(run.validation) == {"loss"}

@@ -55,4 +55,4 @@ def test_a_strange_record_leaves_no_trace(tmp_path):
 def test_so_does_its_model(tmp_path):
     model = torch.load(fitted(tmp_path / "run", math.nan) / "model.pt", weights_only=True)
     assert all(torch.isfinite(value).all() for value in model.values())
-    assert sd.run_folder.read_claim(tmp_path / "run")["private"]
+    assert sd.run_folder.read_claim(tmp_path / "run").private

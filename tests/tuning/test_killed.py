@@ -146,7 +146,7 @@ def test_a_search_is_not_resumed_for_other_units(tmp_path, other):
             return sd.Trainer(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, sd.Budget(3, 1e-5), **options)
 
         return Search(
-            Grid({"lr": (0.1, 0.2)}), make, sd.Budget(3, 1e-5), method="composition", accountant="rdp",
+            Grid({"learning_rate": (0.1, 0.2)}), make, sd.Budget(3, 1e-5), method="composition", accountant="rdp",
             selection="public", folder=tmp_path / "s",
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ VALUES = (math.nan, math.inf, 3e38)
 
 def search(make, method, **rest):
     return Search(
-        Grid({"lr": (0.01, 0.02)}), make, sd.Budget(3, 1e-5), method=method, accountant="rdp", **rest
+        Grid({"learning_rate": (0.01, 0.02)}), make, sd.Budget(3, 1e-5), method=method, accountant="rdp", **rest
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def probabilities(seed):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.Sigmoid())
     loss = torch.nn.functional.binary_cross_entropy
-    return sd.Trainer(model, loss, sd.Budget(3, 1e-5), batch_size=8, steps=4, lr=0.1)
+    return sd.Trainer(model, loss, sd.Budget(3, 1e-5), batch_size=8, steps=4, learning_rate=0.1)
 
 
 class Sigmoid(torch.nn.Module):

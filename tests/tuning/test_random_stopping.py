@@ -44,7 +44,7 @@ def calibrated_once(monkeypatch):
 def search(make=mlp, **rest):
     """Rates so small that a model stays next to its first weights: the easiest prey."""
     given = {"budget": sd.Budget(3, 1e-5), "method": "random-stopping", "accountant": "rdp", **rest}
-    return Search(Grid({"lr": (1e-6, 1e-7, 1e-8)}), make, **given)
+    return Search(Grid({"learning_rate": (1e-6, 1e-7, 1e-8)}), make, **given)
 
 
 def always(monkeypatch, runs):
@@ -86,11 +86,11 @@ class TestWinner:
         """Configuration and seed of a run have one law, whatever its number; no two are the same function of it."""
         scheme = search()._decide(sd.tuning.Selection("private"), 400).scheme
         always(monkeypatch, 3)
-        space, rng = Grid({"lr": (0.1, 0.2)}), sd.random.secure()
+        space, rng = Grid({"learning_rate": (0.1, 0.2)}), sd.random.secure()
         drawn = [plan.decide(space, scheme, [], 1, rng, None).orders for _ in range(300)]
         for number in range(3):
             seeds = {orders[number].weights for orders in drawn}
-            share = sum(orders[number].configuration["lr"] == 0.1 for orders in drawn) / len(drawn)
+            share = sum(orders[number].configuration["learning_rate"] == 0.1 for orders in drawn) / len(drawn)
             assert len(seeds) >= 299
             assert abs(share - 0.5) < 0.15
         assert all(order.seed is None for orders in drawn for order in orders)
@@ -203,7 +203,7 @@ class TestNumberOfRuns:
         space = sd.tuning.Random({"steps": sd.tuning.Between(2, 9, log=False)}, 4)
 
         def cut(configuration):
-            return {"steps": round(configuration["steps"]), "lr": 0.1}
+            return {"steps": round(configuration["steps"]), "learning_rate": 0.1}
 
         made = Search(space, mlp, sd.Budget(3, 1e-5), strategy=cut, method="random-stopping", accountant="rdp")
         with pytest.raises(Unsupported, match="all cost the same"):
@@ -302,7 +302,7 @@ class Odd(nn.Module):
 def test_the_log_is_the_same_however_many_runs_there_were(train, held_out, monkeypatch, caplog):
     def make(seed):
         loss = nn.functional.cross_entropy
-        return sd.Trainer(Odd(), loss, sd.Budget(1, 1e-5), batch_size=BATCH, steps=2, lr=0.1)
+        return sd.Trainer(Odd(), loss, sd.Budget(1, 1e-5), batch_size=BATCH, steps=2, learning_rate=0.1)
 
     said = []
     for runs in (1, 4):

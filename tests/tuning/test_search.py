@@ -110,7 +110,7 @@ def test_a_finished_search_is_not_chosen_again(tmp_path, train, held_out):
 
 
 def test_any_trainer_field_can_vary(train, held_out):
-    space = Random({"lr": Between(0.1, 1.0), "steps": (2, 4)}, runs=4)
+    space = Random({"learning_rate": Between(0.1, 1.0), "steps": (2, 4)}, runs=4)
     found = search(space, strategy=None, seed=0).fit(train, held_out)
     steps = {from_dict(run.event).count for run in found.runs}
     assert found.scheme.method == "composition"  # runs that cost differently
@@ -119,7 +119,9 @@ def test_any_trainer_field_can_vary(train, held_out):
 
 
 def test_a_strategy_can_be_a_function(train, held_out):
-    found = search(Grid({"x": (1, 2)}), strategy=lambda point: {"lr": 0.1 * point["x"]}, seed=0).fit(train, held_out)
+    found = search(Grid({"x": (1, 2)}), strategy=lambda point: {"learning_rate": 0.1 * point["x"]}, seed=0).fit(
+        train, held_out
+    )
     assert found.configuration["x"] in (1, 2)
 
 

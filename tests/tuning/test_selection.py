@@ -46,7 +46,7 @@ def test_a_broken_model_scores_within_bounds():
 
 def test_scores_do_not_depend_on_how_rows_are_batched():
     x, y = world(60, 0)
-    assert score(model(0), CROSS_ENTROPY, (x, y), batch=7) == score(model(0), CROSS_ENTROPY, (x, y), batch=60)
+    assert score(model(0), CROSS_ENTROPY, (x, y), batch_size=7) == score(model(0), CROSS_ENTROPY, (x, y), batch_size=60)
 
 
 def test_the_private_choice_follows_the_exponential_mechanism():

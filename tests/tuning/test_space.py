@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sordina.clipping import Fixed, Online, Quantile
+from sordina.clipping import Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, SteadyRate
 from sordina.tuning import STRATEGIES, Between, Grid, Random, log_spaced
@@ -25,14 +25,14 @@ def test_the_grids_of_section_3_7_have_the_stated_sizes_and_ranges():
 def test_a_strategy_sets_what_the_thesis_says():
     online = fields_of("online-as-in-thesis", {"rho": 0.3})
     assert online["clipping"] == Online.as_in_thesis(0.1, 2.5e-3)
-    assert online["lr"] == 0.3
+    assert online["learning_rate"].first == 0.3
     assert online["learning_rate"].rate(1000) == 2.5e-3
     assert fields_of("online", {"rho": 2.0}) == {"clipping": Online(0.1), "learning_rate": SteadyRate(0.7)}
-    assert fields_of("fixed-threshold", {"rho": 1.0, "C": 2.0}) == {"clipping": Fixed(2.0), "lr": 1.0}
+    assert fields_of("fixed-threshold", {"rho": 1.0, "C": 2.0}) == {"clipping": Fixed(2.0), "learning_rate": 1.0}
     assert fields_of("fixed-quantile", {"rho": 1.0, "gamma": 0.3})["clipping"] == Quantile(0.3, 0.1, 0.2)
     assert fields_of("adam-wosm", {"C": 2.0}) == {"clipping": Fixed(2.0), "optimizer": AdamWOSM}
-    assert fields_of("automatic", {})["learning_rate"] == AutomaticRate()
-    assert fields_of(None, {"lr": 0.1}) == {"lr": 0.1}
+    assert fields_of("automatic", {}) == {"clipping": TypicalNorm(), "learning_rate": AutomaticRate()}
+    assert fields_of(None, {"learning_rate": 0.1}) == {"learning_rate": 0.1}
 
 
 def test_a_grid_is_the_product_of_its_axes():

@@ -6,7 +6,7 @@ from tests.tuning.world import mlp, world
 from torch import nn
 
 import sordina as sd
-from sordina.clipping import Automatic, Fixed, Online, Quantile
+from sordina.clipping import Automatic, Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.gradients import Engine
 from sordina.models import build
@@ -66,14 +66,16 @@ class Clip:
         self.clipping = clipping
 
     def __call__(self, configuration):
-        return {"clipping": self.clipping, "lr": configuration["lr"], "learning_rate": LearningRateRule()}
+        return {"clipping": self.clipping, "learning_rate": LearningRateRule(first=configuration["learning_rate"])}
 
 
-@pytest.mark.parametrize("clipping", [Online(), Fixed(0.5), Quantile(), Automatic()])
+@pytest.mark.parametrize("clipping", [TypicalNorm(), Online(), Fixed(0.5), Quantile(), Automatic()])
 def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping):
     """Same seeds, same batches, same noise: the same weights, the same events, the same scores."""
     train, held_out = world(200, 0), world(50, 1)
-    orders = [RunOrder(number, {"lr": 0.3 * (number + 1)}, number, 100 + number, number) for number in range(3)]
+    orders = [
+        RunOrder(number, {"learning_rate": 0.3 * (number + 1)}, number, 100 + number, number) for number in range(3)
+    ]
     together = Brief(
         mlp, Clip(clipping), sd.Budget(50, 1e-5), 1.5, "rdp", Selection("public"), tmp_path / "together", 2
     )

@@ -12,7 +12,7 @@ import sordina
 from sordina.cli.output import number
 from sordina.privacy import Guarantee, delta_warning, format_down, format_up, rounded_up
 from sordina.reports.charts import Axis
-from sordina.training.callbacks import Progress
+from sordina.training.callbacks import ProgressBar
 
 PACKAGE = Path(sordina.__file__).parent
 sizes = st.floats(1e-12, 1e12)
@@ -43,7 +43,7 @@ def test_a_guarantee_says_no_less_than_it_is():
 
 
 def test_so_do_the_progress_bar_and_the_axis_of_a_chart():
-    bar = Progress(10)
+    bar = ProgressBar(10)
     bar.report({"step": 1, "threshold": 1.0, "epsilon": 1.00049})
     assert "ε 1.001" in bar._bar.tasks[0].fields["facts"]
     assert Axis("ε spent", up=True).text(1.00001) == "1.001"

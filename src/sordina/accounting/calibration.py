@@ -20,6 +20,8 @@ _UNSPENT = 2e-5
 """Relative part of epsilon that may stay unspent."""
 _NARROW = 1e-12
 """Relative width of the bracket at which the search ends, whatever is unspent."""
+_IDLE = 1e-4
+"""The same where the upper end costs nothing at all: delta alone pays there, and no secant helps."""
 
 Excess = Callable[[float], float]
 """``ln(spent / budget)`` at a noise multiplier: falls as the noise grows, and must not be positive."""
@@ -75,7 +77,8 @@ def _solve(excess: Excess, start: float, slope: float, budget: Budget, unspent: 
     for turn in itertools.count():
         point = _Point(noise, excess(noise))
         low, high = (low, point) if point.excess <= 0 else (point, high)
-        if high.excess >= -unspent or high.noise <= max(low.noise * (1 + _NARROW), _LEAST):
+        narrow = _NARROW if math.isfinite(high.excess) else _IDLE
+        if high.excess >= -unspent or high.noise <= max(low.noise * (1 + narrow), _LEAST):
             break
         if low.noise > _MOST:
             raise InvalidInput(

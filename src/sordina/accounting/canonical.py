@@ -137,10 +137,10 @@ def _poisson(event: PoissonSampled) -> Bag:
 
 
 def _fixed(event: FixedSizeSampled) -> Bag:
-    if event.batch == event.population:
+    if event.batch_size == event.population:
         return normal_form(event.event)
-    inner = _one(event.event, "FixedSizeSampled") if event.batch > 0 else None
-    return {} if inner is None else {FixedSizeSampled(event.batch, event.population, inner): 1}
+    inner = _one(event.event, "FixedSizeSampled") if event.batch_size > 0 else None
+    return {} if inner is None else {FixedSizeSampled(event.batch_size, event.population, inner): 1}
 
 
 def _group(event: GroupSampled) -> Bag:
@@ -190,7 +190,7 @@ def amplified(event: PoissonSampled | FixedSizeSampled) -> ApproximateDP:
     >>> round(amplified(PoissonSampled(0.01, PureDP(1.0))).epsilon, 5)
     0.01704
     """
-    rate = event.rate if isinstance(event, PoissonSampled) else event.batch / event.population
+    rate = event.rate if isinstance(event, PoissonSampled) else event.batch_size / event.population
     inner = event.event
     if isinstance(inner, ApproximateDP):
         return ApproximateDP(amplified_epsilon(inner.epsilon, rate), rate * inner.delta)

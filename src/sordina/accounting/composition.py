@@ -153,6 +153,6 @@ def _alone(event: Event, delta: float, adjacency: Adjacency) -> float:
         return PLD().epsilon(event, delta, adjacency)
     if isinstance(event, PoissonSampled | FixedSizeSampled):
         refuse_unsound(event, adjacency)
-        rate = event.rate if isinstance(event, PoissonSampled) else event.batch / event.population
+        rate = event.rate if isinstance(event, PoissonSampled) else event.batch_size / event.population
         return amplified_epsilon(_alone(event.event, min(delta / rate, 1.0), adjacency), rate)
     raise Unsupported(f"basic and advanced composition do not know {type(event).__name__}.")

@@ -34,6 +34,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, TypeAlias
 
+from sordina._renamed import renamed
 from sordina.errors import InvalidInput
 
 _HUGE = 2**1000
@@ -165,20 +166,21 @@ class GroupSampled:
         )
 
 
+@renamed(batch="batch_size")
 @dataclass(frozen=True)
 class FixedSizeSampled:
-    """``event`` on ``batch`` units drawn uniformly without replacement from ``population``."""
+    """``event`` on ``batch_size`` units drawn uniformly without replacement from ``population``."""
 
-    batch: int
+    batch_size: int
     population: int
     event: Event
 
     def __post_init__(self) -> None:
-        _numbers(self, "batch", "population")
+        _numbers(self, "batch_size", "population")
         _event(self, self.event)
         _refuse_unless(
-            0 <= self.batch <= self.population and self.population > 0,
-            f"batch must lie in [0, population], got {self.batch} of {self.population}.",
+            0 <= self.batch_size <= self.population and self.population > 0,
+            f"batch_size must lie in [0, population], got {self.batch_size} of {self.population}.",
         )
 
 
@@ -280,6 +282,8 @@ _KINDS: dict[str, type] = {
 }  # fmt: skip
 
 _FIELDS = {name: tuple(field.name for field in fields(kind)) for name, kind in _KINDS.items()}
+_STORED = {"batch_size": "batch"}
+"""Fields whose key in ledgers and run folders is an older word: what is stored does not change with names."""
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -290,11 +294,11 @@ def to_dict(event: Event) -> dict[str, Any]:
     """
     data: dict[str, Any] = {"kind": type(event).__name__}
     for field in fields(event):
-        value = getattr(event, field.name)
+        value, key = getattr(event, field.name), _STORED.get(field.name, field.name)
         if isinstance(value, tuple):
-            data[field.name] = [to_dict(part) for part in value]
+            data[key] = [to_dict(part) for part in value]
         else:
-            data[field.name] = to_dict(value) if type(value).__name__ in _KINDS else value
+            data[key] = to_dict(value) if type(value).__name__ in _KINDS else value
     return data
 
 
@@ -308,7 +312,7 @@ def from_dict(data: dict[str, Any]) -> Event:
         kind = _KINDS[data["kind"]]
         arguments: dict[str, Any] = {}
         for name in _FIELDS[data["kind"]]:
-            value = data[name]
+            value = data[_STORED.get(name, name)]
             if isinstance(value, list):
                 value = tuple(from_dict(part) for part in value)
             elif isinstance(value, dict):

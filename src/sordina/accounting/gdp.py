@@ -82,7 +82,7 @@ def _mu(event: Event, adjacency: Adjacency) -> float:
         refuse_unsound(event, adjacency)
         if not isinstance(event.event, Gaussian):
             return _pure_mu(amplified(event).epsilon)
-        rate = event.rate if isinstance(event, PoissonSampled) else event.batch / event.population
+        rate = event.rate if isinstance(event, PoissonSampled) else event.batch_size / event.population
         return _limit_mu(rate, event.event.noise_multiplier, adjacency)
     raise Unsupported(f"{type(event).__name__} has no Gaussian guarantee, so gdp cannot judge it. Use pld or rdp.")
 

@@ -28,6 +28,8 @@ _NEGLIGIBLE = 1e-8
 """Part of delta that may be spent on losses beyond the grid."""
 _LEAST = 1e-290
 """The least mass worth resolving."""
+_TINY = 1e-320
+"""The least mass whose quantile is computed: what lies beyond it counts as an infinite loss, as always."""
 _POINTS = 1 << 21
 """Grid points of one mechanism, and of their sum, that a first grid does not pass: it is coarser instead."""
 
@@ -166,7 +168,7 @@ def _curve(
 ) -> HockeyStickCurve:
     """The composed curve on a grid of ``step`` or coarser, at most ``tail`` of delta spent on losses beyond it."""
     count = sum(term.count for term in direction)
-    parts = [(discretise(term.pair, step, tail / count, term.mirrored), term.count) for term in direction]
+    parts = [(discretise(term.pair, step, max(tail / count, _TINY), term.mirrored), term.count) for term in direction]
     try:
         return compose(parts, log_delta, epsilon)
     except TooFine:

@@ -269,7 +269,7 @@ def _sampled(event: PoissonSampled | FixedSizeSampled, adjacency: Adjacency, ord
         return response_divergence(amplified(event).epsilon, orders)
     noise = event.event.noise_multiplier
     if isinstance(event, FixedSizeSampled):
-        return replaced_gaussian_divergence(event.batch / event.population, noise, orders)
+        return replaced_gaussian_divergence(event.batch_size / event.population, noise, orders)
     if adjacency is Adjacency.REPLACE_ONE:
         return replaced_gaussian_divergence(event.rate, noise, orders)
     return poisson_gaussian_divergence(event.rate, noise, orders)

@@ -12,9 +12,15 @@ from sordina._lazy import lazily
 
 if TYPE_CHECKING:
     from sordina.auditing import releases
-    from sordina.auditing.audit import ATTACKS, AttackResult, Audit
-    from sordina.auditing.bounds import LowerBound, OneRun, PairedRun, TwoRates
+    from sordina.auditing.attributes import infer_attribute, infer_label
+    from sordina.auditing.audit import ATTACKS, audit_scores
+    from sordina.auditing.bounds import LowerBound, TwoRates
     from sordina.auditing.canaries import audit_training
+    from sordina.auditing.extraction import Secrets, measure_continuations, measure_exposure
+    from sordina.auditing.findings import AttackResult, Audit
+    from sordina.auditing.foreign import audit_foreign
+    from sordina.auditing.language import audit_language_model
+    from sordina.auditing.one_run import Membership, OneRun, PairedRun
     from sordina.auditing.runs import audit_run, write_audit
 
 __all__ = [
@@ -22,11 +28,20 @@ __all__ = [
     "AttackResult",
     "Audit",
     "LowerBound",
+    "Membership",
     "OneRun",
     "PairedRun",
+    "Secrets",
     "TwoRates",
+    "audit_foreign",
+    "audit_language_model",
     "audit_run",
+    "audit_scores",
     "audit_training",
+    "infer_attribute",
+    "infer_label",
+    "measure_continuations",
+    "measure_exposure",
     "releases",
     "write_audit",
 ]
@@ -36,13 +51,22 @@ __getattr__ = lazily(
     {
         "ATTACKS": "sordina.auditing.audit",
         "releases": "sordina.auditing.releases",
-        "AttackResult": "sordina.auditing.audit",
-        "Audit": "sordina.auditing.audit",
+        "AttackResult": "sordina.auditing.findings",
+        "Audit": "sordina.auditing.findings",
         "LowerBound": "sordina.auditing.bounds",
-        "OneRun": "sordina.auditing.bounds",
-        "PairedRun": "sordina.auditing.bounds",
+        "Membership": "sordina.auditing.one_run",
+        "OneRun": "sordina.auditing.one_run",
+        "PairedRun": "sordina.auditing.one_run",
         "TwoRates": "sordina.auditing.bounds",
+        "Secrets": "sordina.auditing.extraction",
+        "audit_language_model": "sordina.auditing.language",
+        "measure_continuations": "sordina.auditing.extraction",
+        "measure_exposure": "sordina.auditing.extraction",
+        "audit_foreign": "sordina.auditing.foreign",
+        "infer_attribute": "sordina.auditing.attributes",
+        "infer_label": "sordina.auditing.attributes",
         "audit_run": "sordina.auditing.runs",
+        "audit_scores": "sordina.auditing.audit",
         "audit_training": "sordina.auditing.canaries",
         "write_audit": "sordina.auditing.runs",
     },

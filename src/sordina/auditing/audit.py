@@ -1,199 +1,53 @@
-"""Audit a model that was trained by anybody: attacks, what they achieved, and what that proves."""
+"""Audit a model that was trained by anybody, or scores that anybody computed: what do they prove?"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from numpy.typing import ArrayLike
+from scipy.stats import binom
+from torch import Tensor, nn
 
-from sordina.auditing.bounds import Bound, LowerBound, OneRun, PairedRun, TwoRates, shared_confidence
+from sordina.auditing.bounds import Bound, TwoRates, shared_confidence
+from sordina.auditing.findings import AttackResult, Audit
 from sordina.auditing.membership.attacks import (
+    SHADOW_KNOWS,
     AttackModel,
+    AugmentedLiRA,
     LiRA,
     LossAttack,
     MembershipAttack,
     NoisyNeighbours,
     ShadowDifference,
 )
-from sordina.auditing.membership.shadows import PlainTraining, Progress, Shadows, fresh, make_shadows, silent
-from sordina.auditing.membership.target import Samples, Target, as_samples, as_target
-from sordina.auditing.scores import BoolArray, Estimate, Roc, Scores, auc, roc, tpr_at
+from sordina.auditing.membership.foreign_models import loss_target, retrain_shadows
+from sordina.auditing.membership.query_attacks import LabelOnly, QuantileRegression
+from sordina.auditing.membership.reference_attacks import RMIA, AttackR, BaVarIA, PopulationAttack
+from sordina.auditing.membership.shadows import PlainTraining, Shadows, fresh, make_shadows
+from sordina.auditing.membership.target import (
+    Classifier,
+    LanguageModel,
+    Regressor,
+    Samples,
+    Target,
+    as_samples,
+    as_target,
+)
+from sordina.auditing.one_run import Membership, OneRun, PairedRun
+from sordina.auditing.scores import BoolArray, FloatArray, Scores
+from sordina.auditing.trade_off import AnyMechanism, HypothesisFamily
 from sordina.errors import InvalidInput
-from sordina.privacy import Adjacency, Guarantee, check_delta, check_seed, format_down, format_up
-
-# What an attack achieved and what that proves, set beside what was claimed.
-
-NO_SPLIT = "who was in was not decided by chance, so that another difference between the two groups may show"
-LOW_RATES = (0.01, 0.001)
-"""False positive rates at which a membership attack is judged (Carlini et al. 2022)."""
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """One attack on one model or mechanism. ``scores`` are those reported on: nothing was tuned on them.
-
-    Args:
-        name: The attack's name.
-        claim: What was claimed, if anything was.
-        confidence: With which probability the bounds hold.
-        seconds: How long the attack took.
-        details: What the attack says of itself.
-    """
-
-    name: str
-    scores: Scores
-    bounds: tuple[LowerBound, ...]
-    """The first one decides; the others are for comparison, under their own assumptions."""
-    claim: Guarantee | None = None
-    confidence: float = 0.95
-    seconds: float = 0.0
-    details: dict[str, Any] = field(default_factory=dict)
-    random_split: bool = True
-    """Whether chance alone decided who was in; without it a difference between the two groups proves nothing."""
-
-    @cached_property
-    def auc(self) -> Estimate:
-        """Area under the ROC curve."""
-        return auc(self.scores, self.confidence)
-
-    @cached_property
-    def roc(self) -> Roc:
-        """The ROC curve."""
-        return roc(self.scores)
-
-    @cached_property
-    def tpr(self) -> dict[float, Estimate]:
-        """TPR at 1 % and 0.1 % FPR."""
-        return {rate: tpr_at(self.scores, rate, self.confidence) for rate in LOW_RATES}
-
-    @property
-    def bound(self) -> LowerBound:
-        """The bound that decides."""
-        return self.bounds[0]
-
-    @property
-    def exceeds_claim(self) -> bool:
-        """Whether epsilon was shown to be above what was claimed."""
-        return self.random_split and self._above
-
-    @property
-    def suspicious(self) -> bool:
-        """Whether it would have been shown, had chance decided who was in."""
-        return not self.random_split and self._above
-
-    @property
-    def _above(self) -> bool:
-        return self.claim is not None and self.bound.epsilon > self.claim.epsilon
-
-    @property
-    def verdict(self) -> str:
-        """The finding in a sentence."""
-        proven, delta = format_down(self.bound.epsilon), self.bound.delta
-        shown = f"epsilon >= {proven} at delta {delta:.3g}, confidence {100 * self.bound.confidence:.4g} %"
-        if self.claim is None:
-            return f"{self.name}: {shown}; no epsilon was claimed."
-        if math.isinf(self.claim.epsilon):
-            return f"{self.name}: {shown}; the model claims no privacy."
-        if self.suspicious:
-            return (
-                f"NOT A REFUTATION: {self.name} finds {shown}, above the claimed epsilon "
-                f"{format_up(self.claim.epsilon)}, but {NO_SPLIT}. Leave rows out by chance and audit again (--rows)."
-            )
-        if self.exceeds_claim:
-            return f"CLAIM REFUTED by {self.name}: {shown}, but epsilon {format_up(self.claim.epsilon)} was claimed."
-        unproven = "" if self.random_split else f"; {NO_SPLIT}"
-        return f"{self.name}: {shown}; consistent with the claimed epsilon {format_up(self.claim.epsilon)}{unproven}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready picture."""
-        return {
-            "attack": self.name,
-            "members": len(self.scores.inside),
-            "non_members": len(self.scores.outside),
-            "auc": self.auc.to_dict(),
-            "tpr_at_fpr": {str(rate): estimate.to_dict() for rate, estimate in self.tpr.items()},
-            "bounds": [bound.to_dict() for bound in self.bounds],
-            "claimed_epsilon": _claimed(self.claim),
-            "random_split": self.random_split,
-            "exceeds_claim": self.exceeds_claim,
-            "suspicious": self.suspicious,
-            "verdict": self.verdict,
-            "roc": thinned(self.roc).to_dict(),
-            "seconds": round(self.seconds, 3),
-            "details": self.details,
-        }
-
-
-@dataclass(frozen=True)
-class Audit:
-    """All attacks on one model.
-
-    Args:
-        results: One result per attack.
-        claim: What was claimed, if anything was.
-    """
-
-    results: tuple[AttackResult, ...]
-    claim: Guarantee | None = None
-
-    def __getitem__(self, name: str) -> AttackResult:
-        """The result of the attack called ``name``."""
-        for result in self.results:
-            if result.name == name:
-                return result
-        raise KeyError(f"no attack called {name!r} here; there are {[result.name for result in self.results]}")
-
-    @property
-    def exceeds_claim(self) -> bool:
-        """Whether any attack refuted the claim."""
-        return any(result.exceeds_claim for result in self.results)
-
-    @property
-    def epsilon_lower(self) -> float:
-        """The largest bound of all attacks; the error was shared among them, so it holds for whichever it is."""
-        return max(result.bound.epsilon for result in self.results)
-
-    @property
-    def verdict(self) -> str:
-        """The finding in a sentence: that of the attack with the largest bound, or of the first that refutes."""
-        refuting = [result for result in self.results if result.exceeds_claim or result.suspicious]
-        said = (refuting or [max(self.results, key=lambda result: result.bound.epsilon)])[0].verdict
-        many = len(self.results)
-        return (
-            said if many == 1 else f"{said} The {many} attacks together: confidence {self.results[0].confidence:.4g}."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready picture."""
-        return {
-            "verdict": self.verdict,
-            "exceeds_claim": self.exceeds_claim,
-            "claimed_epsilon": _claimed(self.claim),
-            "results": [result.to_dict() for result in self.results],
-        }
-
-
-def thinned(curve: Roc, points: int = 200) -> Roc:
-    """At most ``points`` of the curve, dense where the false positive rate is low."""
-    if len(curve.fpr) <= points:
-        return curve
-    low = np.geomspace(1, len(curve.fpr), points // 2).astype(int) - 1
-    even = np.linspace(0, len(curve.fpr) - 1, points - points // 2).astype(int)
-    keep = np.unique(np.concatenate([low, even]))
-    return Roc(curve.fpr[keep], curve.tpr[keep])
-
-
-def _claimed(claim: Guarantee | None) -> float | str | None:
-    if claim is None:
-        return None
-    return "inf" if math.isinf(claim.epsilon) else claim.epsilon
-
+from sordina.privacy import Adjacency, Guarantee, check_delta, check_seed
+from sordina.progress import Progress, silent
 
 # Audit a model that was trained by anybody: members, non-members, attacks, and what they prove.
 #
@@ -203,14 +57,22 @@ def _claimed(claim: Guarantee | None) -> float | str | None:
 # Rows are split once: on the tuning part noise levels, thresholds and numbers of guesses are chosen; the other part is
 # reported on, the same for all attacks.
 
-ATTACKS = ("loss", "noisy", "shadow", "lira-online", "lira-offline", "attack-model")
-"""The names that `audit` knows; all but the first two train shadow models."""
-SHADOWED: dict[str, Callable[[Shadows], MembershipAttack]] = {
-    "shadow": ShadowDifference,
-    "lira-online": LiRA,
-    "lira-offline": lambda shadows: LiRA(shadows, online=False),
-    "attack-model": AttackModel,
+SHADOWED: dict[str, Callable[[Shadows, BoolArray], MembershipAttack]] = {
+    "shadow": lambda shadows, _: ShadowDifference(shadows),
+    "lira-online": lambda shadows, _: LiRA(shadows),
+    "lira-augmented": lambda shadows, _: AugmentedLiRA(shadows),
+    "lira-offline": lambda shadows, _: LiRA(shadows, online=False),
+    "rmia": RMIA,
+    "rmia-offline": lambda shadows, population: RMIA(shadows, population, online=False),
+    "bavaria": lambda shadows, _: BaVarIA(shadows),
+    "bavaria-offline": lambda shadows, _: BaVarIA(shadows, online=False),
+    "attack-r": lambda shadows, _: AttackR(shadows),
+    "attack-model": lambda shadows, _: AttackModel(shadows),
 }
+"""Attacks by shadow models, made from their answers and from which rows are known non-members."""
+UNSHADOWED = ("loss", "noisy", "population", "quantile-regression", "label-only")
+ATTACKS = (*UNSHADOWED, *SHADOWED)
+"""The names that `audit` knows; those of `SHADOWED` train shadow models, once for all of them."""
 
 
 def audit(
@@ -219,103 +81,287 @@ def audit(
     non_members: Any,
     attacks: Sequence[str | MembershipAttack] = ("loss", "noisy"),
     *,
+    membership: str | Membership = "own",
     claim: Guarantee | None = None,
-    random_split: bool = False,
+    mechanism: HypothesisFamily | None = None,
     delta: float | None = None,
     confidence: float = 0.95,
     recipe: PlainTraining | None = None,
     shadows: int = 16,
+    shadow_folder: str | Path | None = None,
+    base: nn.Module | None = None,
+    loss: Callable[..., Tensor] | None = None,
     embedding: str | None = None,
     tuning: float = 0.3,
     seed: int | None = None,
     progress: Progress = silent,
+    random_split: bool | None = None,
 ) -> Audit:
     """Attack ``model`` and bound its epsilon from below.
 
     Args:
-        model: What was trained: a module, or what `Trainer.fit` or `FederatedTrainer.fit` gave; then its claim counts.
+        model: What was trained: a module; what `Trainer.fit` or `FederatedTrainer.fit` gave, then its claim counts; a
+            scikit-learn model; or a function from rows to probabilities (or to numbers, with real labels).
         members: Who was trained on: ``(inputs, labels)``, token ids, or a torch data set.
         non_members: Who was not, in the same form.
         attacks: Names of `ATTACKS`, or attacks.
+        membership: How it was decided who was in: ``"coins"`` (each row by a fair coin of its own; ``"coins:0.2"`` for
+            another chance of in; then give all rows that a coin was thrown for), ``"fixed"`` (a random part of so many
+            rows) or ``"own"`` (not by chance). Any other difference between the two groups looks like leakage, so
+            under ``"own"`` no claim is called refuted.
         claim: The guarantee to hold the bounds against.
-        random_split: Say so if chance alone decided who became a member (`sordina.auditing.bounds`). Any other
-            difference between the two groups looks like leakage, so without it no claim is called refuted.
-        delta: Where the bounds are taken without a claim; 1e-5 if left out.
+        mechanism: What is known of the mechanism beside its claim (`sordina.auditing.trade_off`): a tighter bound.
+        delta: Where the bounds are taken, never below the claim's; the claim's, or 1e-5, if left out.
         confidence: That of all bounds together: each attack gets an equal share of the error.
         recipe: How shadow models are trained; should be the target's own way.
         shadows: How many of them.
+        shadow_folder: Keeps their answers, for another audit of the same rows with the same seed and recipe.
+        base: For a fine-tune: what shadow models start from. Without it they start from new weights.
+        loss: Of a module that is neither a classifier, a regression nor a language model, or has several inputs:
+            ``loss(outputs, targets)``. Members are then ``(x, ..., y)``, or a mapping of named tensors with ``labels``.
         embedding: The layer that noise is added behind, by name.
         tuning: The share of rows that attacks are tuned on; the others are reported on.
         seed: Makes the audit repeatable.
         progress: Told of every shadow model.
+        random_split: The old way to say ``membership="fixed"``.
     """
-    model, claim = _trained(model, claim)
-    each = shared_confidence(confidence, len(attacks))
+    model, claim, proved = _trained(model, claim)
     if not attacks:
         raise InvalidInput(f"an audit needs at least one attack. Choose from {', '.join(ATTACKS)}.")
+    drawn = _drawn(membership, random_split)
     rng = np.random.default_rng(None if seed is None else check_seed(seed))
-    delta = check_delta(delta if delta is not None else claim.delta if claim is not None else 1e-5)
-    rows = _Rows.of(as_samples(members), as_samples(non_members), tuning, rng)
+    (shadow_rng,) = rng.spawn(1)
+    judge = Judge.of(drawn, claim, delta, confidence, len(attacks), mechanism)
+    if isinstance(model, nn.Module) and (loss is not None or _several(members)):
+        model, members, non_members = loss_target(model, loss, members, non_members)
+    rows = _Rows.of(as_samples(members), as_samples(non_members), tuning, drawn, rng)
     target = as_target(model, rows.samples, embedding)
     trained: Shadows | None = None
     results = []
     for attack in attacks:
-        start = time.perf_counter()
+        start = time.process_time()
         if isinstance(attack, str) and attack in SHADOWED:
-            trained = trained or _train_shadows(target, rows.samples, recipe, shadows, rng, progress)
+            trained = trained or _kept_shadows(
+                shadow_folder if _known_by_rows(target, rows.samples) else None, rows.samples,
+                (recipe, shadows, seed, _kind_of(target), None if base is None else _weights_of(base)),
+                lambda: _train_shadows(target, rows.samples, recipe, shadows, base, shadow_rng, progress),
+            )  # fmt: skip
         ready = _ready(attack, target, rows, trained, rng)
-        tuned, reported = rows.separate(ready, target)
-        bounds = tuple(bound.epsilon_lower(tuned, reported, delta, each) for bound in _bounds(claim))
-        seconds = time.perf_counter() - start
+        tuned, reported = rows.split.separate(ready.scores(target, rows.samples))
+        seconds = time.process_time() - start
         results.append(
-            AttackResult(ready.name, reported, bounds, claim, confidence, seconds, _details(ready), random_split)
+            judge(ready.name, tuned, reported, seconds=seconds, details=_details(ready), knows=_knows(ready))
         )
+    return Audit(tuple(results), claim, proved)
+
+
+def audit_scores(
+    scores: Mapping[str, ArrayLike],
+    member: ArrayLike,
+    *,
+    membership: str | Membership = "own",
+    claim: Guarantee | None = None,
+    mechanism: HypothesisFamily | None = None,
+    delta: float | None = None,
+    confidence: float = 0.95,
+    tuning: float = 0.3,
+    seed: int | None = None,
+) -> Audit:
+    """What scores prove that were computed elsewhere: one number per record and attack.
+
+    Scores may be made with any knowledge of the model and the records, but not with who was in (``member``).
+
+    Args:
+        scores: For each attack, by name, the scores of all records: the higher, the more a member.
+        member: Whether each record was trained on.
+        membership: How that was decided, as in `audit`.
+        claim: The guarantee to hold the bounds against.
+        mechanism: What is known of the mechanism beside its claim.
+        delta: Where the bounds are taken, never below the claim's; the claim's, or 1e-5, if left out.
+        confidence: That of all bounds together.
+        tuning: The share of records that guesses are tuned on.
+        seed: Makes the audit repeatable.
+
+    >>> member = np.arange(1000) % 2 == 0
+    >>> audit_scores({"told": member + 0.1}, member, membership="coins", delta=0.0, seed=0).epsilon_lower > 4
+    True
+    """
+    drawn = Membership.of(membership)
+    inside = np.asarray(member, dtype=bool).reshape(-1)
+    judge = Judge.of(drawn, claim, delta, confidence, len(scores), mechanism)
+    rng = np.random.default_rng(None if seed is None else check_seed(seed))
+    order = rng.permutation(len(inside))
+    split = RowSplit.of(inside[order], tuning, drawn, rng)
+    results = []
+    for name, values in scores.items():
+        given = np.asarray(values, dtype=np.float64).reshape(-1)
+        if len(given) != len(inside):
+            raise InvalidInput(f"{name} has {len(given)} scores for {len(inside)} records.")
+        results.append(judge(name, *split.separate(given[order])))
+    if not results:
+        raise InvalidInput("an audit needs the scores of at least one attack.")
     return Audit(tuple(results), claim)
 
 
-def _trained(model: Any, claim: Guarantee | None) -> tuple[Any, Guarantee | None]:
-    """The module of a run, and what the run claims for a record, unless a claim was given."""
+@dataclass(frozen=True)
+class Judge:
+    """From scores to what they prove: the same bounds for every attack of an audit, the error shared among them.
+
+    Args:
+        membership: How it was decided who was in.
+        claim: What was claimed.
+        delta: Where the bounds are taken.
+        confidence: That of all bounds together.
+        each: That of each attack's bounds.
+        bounds: The first one decides; the others are shown beside it.
+    """
+
+    membership: Membership
+    claim: Guarantee | None
+    delta: float
+    confidence: float
+    each: float
+    bounds: tuple[Bound, ...]
+
+    @staticmethod
+    def of(
+        membership: Membership,
+        claim: Guarantee | None,
+        delta: float | None,
+        confidence: float,
+        attacks: int,
+        mechanism: HypothesisFamily | None = None,
+    ) -> Judge:
+        """One run decides; two rates, which takes rows for independent trials, is shown beside it."""
+        kind = PairedRun if claim is not None and claim.adjacency is Adjacency.REPLACE_ONE else OneRun
+        bounds: tuple[Bound, ...] = (kind(membership, AnyMechanism()), TwoRates())
+        if mechanism is not None:
+            bounds = (kind(membership, mechanism), *bounds)
+        stated = 0.0 if claim is None or math.isinf(claim.epsilon) else claim.delta
+        usual = 1e-5 if claim is None else claim.delta
+        # Below the claimed delta a bound speaks of something that was never claimed: it would refute what is true.
+        where = max(usual if delta is None else check_delta(delta), stated)
+        each = shared_confidence(confidence, attacks)
+        return Judge(membership, claim, check_delta(where), confidence, each, bounds)
+
+    def __call__(self, name: str, tuned: Scores, reported: Scores, **rest: Any) -> AttackResult:
+        """The result of one attack; ``rest`` goes to `AttackResult`."""
+        found = tuple(bound.epsilon_lower(tuned, reported, self.delta, self.each) for bound in self.bounds)
+        return AttackResult(name, reported, found, self.claim, self.confidence, membership=self.membership, **rest)
+
+
+def _drawn(membership: str | Membership, random_split: bool | None) -> Membership:
+    if random_split is None:
+        return Membership.of(membership)
+    warnings.warn(
+        'random_split is now membership: "fixed" for a random part of so many rows, "coins" or "own".',
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return Membership("fixed" if random_split else "own")
+
+
+def _trained(model: Any, claim: Guarantee | None) -> tuple[Any, Guarantee | None, bool]:
+    """The module of a run, what it claims for a record unless a claim was given, and whether that was computed here."""
     told = getattr(model, "guarantee", None)
     if isinstance(model, nn.Module) or told is None:
-        return model, claim
+        return model, claim, False
+    own = claim is None and _computed_here(model)
     if claim is None and isinstance(told, Guarantee):
         claim = told
     elif claim is None and getattr(told, "epsilon", None) is not None and told.adjacency is not None:
         claim = Guarantee(told.epsilon, told.delta, told.adjacency, told.unit)
-    return model.model, claim
+    return model.model, claim, own and claim is not None
+
+
+def _computed_here(model: Any) -> bool:
+    """Whether what ``model`` states was computed from the events that ran, soundly, under noise that nobody knows.
+
+    Any object may have an attribute ``guarantee``: that is a claim.
+    """
+    from sordina.federated.result import FederatedResult
+    from sordina.training.run import Run as TrainingRun
+
+    run = model.run if isinstance(getattr(model, "run", None), TrainingRun) else model
+    if isinstance(run, TrainingRun):
+        return run.releasable
+    return isinstance(run, FederatedResult) and run.releasable and run.guarantee.sound
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """All rows in random order, who of them is a member, and who is for tuning."""
+class RowSplit:
+    """Who of the rows is a member, and who is for tuning.
 
-    samples: Samples
+    Args:
+        member: Whether each row was trained on.
+        tuning: Whether it is for tuning.
+    """
+
     member: BoolArray
     tuning: BoolArray
 
     @staticmethod
-    def of(members: Samples, non_members: Samples, share: float, rng: np.random.Generator) -> _Rows:
-        if min(len(members), len(non_members)) < 10:
-            raise InvalidInput(f"needs at least 10 members and non-members, got {len(members)} and {len(non_members)}.")
+    def of(member: BoolArray, share: float, membership: Membership, rng: np.random.Generator) -> RowSplit:
+        """A random ``share`` of the rows to tune on.
+
+        After coins it is drawn without a look at them: equal shares of both sides would let the tuning part tell how
+        many coins of the other part fell on "in". In a split of fixed size that is known anyway, and equal shares leave
+        a split of fixed size.
+        """
+        inside = int(member.sum())
+        if min(inside, len(member) - inside) < 10:
+            raise InvalidInput(f"needs at least 10 members and non-members, got {inside} and {len(member) - inside}.")
         if not 0 < share < 1:
             raise InvalidInput(f"the part to tune on must lie between 0 and 1, got {share}.")
-        order = rng.permutation(len(members) + len(non_members))
-        member = order < len(members)
-        tuning = np.zeros(len(order), dtype=bool)
-        for side in (member, ~member):
-            tuning[np.flatnonzero(side)[: max(2, round(share * side.sum()))]] = True
-        return _Rows((members + non_members).take(order), member, tuning)
+        if membership.drawn == "coins":
+            _check_coins(inside, len(member), membership.probability)
+        tuning = np.zeros(len(member), dtype=bool)
+        blind = membership.drawn == "coins"
+        for rows in (np.arange(len(member)),) if blind else (np.flatnonzero(member), np.flatnonzero(~member)):
+            tuning[rng.permutation(rows)[: max(2, round(share * len(rows)))]] = True
+        return RowSplit(member, tuning)
 
-    def part(self, member: bool, tuning: bool) -> Samples:
-        return self.samples.take((self.member == member) & (self.tuning == tuning))
-
-    def separate(self, attack: MembershipAttack, target: Target) -> tuple[Scores, Scores]:
+    def separate(self, scores: FloatArray) -> tuple[Scores, Scores]:
         """Scores of the tuning part and of the reported part."""
-        scores = attack.scores(target, self.samples)
         tuned, reported = (
             Scores(scores[self.member & part], scores[~self.member & part]) for part in (self.tuning, ~self.tuning)
         )
         return tuned, reported
+
+
+def _check_coins(inside: int, records: int, chance: float) -> None:
+    """Refuse counts that the coins would give once in a million times: rows were left out by a look at the coins."""
+    if min(binom.cdf(inside, records, chance), binom.sf(inside - 1, records, chance)) < 1e-6:
+        raise InvalidInput(
+            f"{inside} of {records} rows are members, which coins of chance {chance:g} do not give: hand in every row "
+            "that a coin was thrown for, or a part drawn without a look at the coins. For a random part of fixed size "
+            "say fixed."
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All rows in random order, and how they are split."""
+
+    samples: Samples
+    split: RowSplit
+
+    @staticmethod
+    def of(
+        members: Samples, non_members: Samples, share: float, membership: Membership, rng: np.random.Generator
+    ) -> _Rows:
+        order = rng.permutation(len(members) + len(non_members))
+        split = RowSplit.of(order < len(members), share, membership, rng)
+        return _Rows((members + non_members).take(order), split)
+
+    @property
+    def population(self) -> BoolArray:
+        """Known non-members: those of the tuning part."""
+        known: BoolArray = ~self.split.member & self.split.tuning
+        return known
+
+    def part(self, member: bool, tuning: bool) -> Samples:
+        return self.samples.take((self.split.member == member) & (self.split.tuning == tuning))
 
 
 def _ready(
@@ -323,16 +369,28 @@ def _ready(
 ) -> MembershipAttack:
     """The attack by name, its free parameters tuned on the tuning rows."""
     if isinstance(attack, str):
-        if attack == "loss":
-            return LossAttack()
-        if attack in SHADOWED and shadows is not None:
-            return SHADOWED[attack](shadows)
-        if attack != "noisy":
-            raise InvalidInput(f"no attack is called {attack!r}. Choose one of {', '.join(ATTACKS)}.")
-        attack = NoisyNeighbours(rng)
-    if isinstance(attack, NoisyNeighbours) and attack.sigma is None:
-        return attack.tuned(target, rows.part(member=True, tuning=True), rows.part(member=False, tuning=True))
+        attack = _named(attack, rows, shadows, rng)
+    if getattr(attack, "needs_tuning", False):
+        tuned: MembershipAttack = attack.tuned(  # type: ignore[attr-defined]
+            target, rows.part(member=True, tuning=True), rows.part(member=False, tuning=True)
+        )
+        return tuned
     return attack
+
+
+def _named(name: str, rows: _Rows, shadows: Shadows | None, rng: np.random.Generator) -> MembershipAttack:
+    if name in SHADOWED and shadows is not None:
+        return SHADOWED[name](shadows, rows.population)
+    makers: dict[str, Callable[[], MembershipAttack]] = {
+        "loss": LossAttack,
+        "noisy": lambda: NoisyNeighbours(rng),
+        "population": lambda: PopulationAttack(rows.population),
+        "quantile-regression": QuantileRegression,
+        "label-only": lambda: LabelOnly(rng),
+    }
+    if name not in makers:
+        raise InvalidInput(f"no attack is called {name!r}. Choose one of {', '.join(ATTACKS)}.")
+    return makers[name]()
 
 
 def _train_shadows(
@@ -340,24 +398,67 @@ def _train_shadows(
     samples: Samples,
     recipe: PlainTraining | None,
     count: int,
+    base: nn.Module | None,
     rng: np.random.Generator,
     progress: Progress,
 ) -> Shadows:
+    if hasattr(target, "retrained"):
+        return retrain_shadows(target, samples, recipe or PlainTraining(), rng, count, progress)
     model: nn.Module = target.model
     first = int(rng.integers(2**31))
 
     def build(index: int) -> nn.Module:
-        return fresh(model, first + index)
+        return fresh(model, first + index) if base is None else copy.deepcopy(base)
 
     return make_shadows(build, samples, recipe or PlainTraining(), rng, count=count, progress=progress)
 
 
-def _bounds(claim: Guarantee | None) -> tuple[Bound, ...]:
-    """One run decides; two rates, which takes rows for independent trials, is shown beside it."""
-    replace_one = claim is not None and claim.adjacency is Adjacency.REPLACE_ONE
-    return (PairedRun() if replace_one else OneRun(), TwoRates())
+def _known_by_rows(target: Target, samples: Samples) -> bool:
+    """Whether the samples are the rows themselves, not numbers of rows that are kept elsewhere."""
+    return isinstance(target, Classifier | Regressor | LanguageModel) or samples.inputs.is_floating_point()
+
+
+def _kind_of(target: Target) -> str:
+    """What is trained: the architecture of a module, the settings of an estimator."""
+    return repr(target.estimator) if hasattr(target, "estimator") else repr(target.model)
+
+
+def _weights_of(base: nn.Module) -> str:
+    """A digest of what a fine-tune starts from."""
+    held = hashlib.sha256()
+    for name, value in base.state_dict().items():
+        held.update(name.encode() + value.detach().cpu().contiguous().float().numpy().tobytes())
+    return held.hexdigest()
+
+
+def _kept_shadows(
+    folder: str | Path | None, samples: Samples, settings: tuple[Any, ...], make: Callable[[], Shadows]
+) -> Shadows:
+    """The shadow models of these rows and settings: kept ones, or new ones that are kept."""
+    if folder is None:
+        return make()
+    held = hashlib.sha256(repr(settings).encode())
+    for part in (samples.inputs, samples.labels):
+        held.update(b"" if part is None else part.contiguous().numpy().tobytes())
+    path = Path(folder) / f"shadows-{held.hexdigest()[:32]}.npz"
+    if path.exists():
+        return Shadows.load(path)
+    made = make()
+    made.save(path)
+    return made
+
+
+def _several(data: Any) -> bool:
+    """Whether rows have several inputs, or named ones."""
+    return isinstance(data, Mapping) or (isinstance(data, tuple | list) and len(data) > 2)
 
 
 def _details(attack: MembershipAttack) -> dict[str, Any]:
     peak = getattr(attack, "peak", None)
     return {} if peak is None else {"sigma": peak.sigma, "auc_by_sigma": [list(point) for point in peak.tried]}
+
+
+def _knows(attack: MembershipAttack) -> str:
+    """What the attacker has: an attack may say so itself, as ``knows``."""
+    usual = SHADOW_KNOWS if hasattr(attack, "shadows") else "the model and the record with its label"
+    return str(getattr(attack, "knows", usual))

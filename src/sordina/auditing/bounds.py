@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.special import expit, logit, ndtri
-from scipy.stats import binom
+from scipy.special import ndtri
 
-from sordina.accounting.accountants import accountant
 from sordina.accounting.events import Event, Gaussian
 from sordina.accounting.gaussian import gaussian_epsilon
 from sordina.auditing.scores import FloatArray, Scores, lower_rate, lower_rates, upper_rates
+from sordina.auditing.trade_off import NoiseFamily, accounted, total_variation
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency, check_delta
 
@@ -32,7 +30,8 @@ from sordina.privacy import Adjacency, check_delta
 # `TwoRates`         ``log((TPR - delta)/FPR)``, ``log((TNR - delta)/FNR)``  one independent training run per score
 # `GaussianFamily`   the epsilon of the most private mechanism of a family  the same, and the mechanism is in the family
 #                    ``{event(s)}`` of noise multipliers that is not refuted
-# `OneRun`           Steinke, Nasr and Jagielski 2023                       one run, membership drawn at random
+# `IndependentCanaries`  the same from the rate of right guesses            one run, canaries that do not meet
+# `one_run.OneRun`   right guesses in one run                               membership drawn at random, nothing else
 # =================  =====================================================  ==========================================
 
 
@@ -167,15 +166,6 @@ class TwoRates:
 # ``a -> e^e a + delta_s(e)`` over e, with ``delta_s`` from the accountant. Its deltas are upper bounds, so a multiplier
 # is refuted only if it deserves to be. The claim is refuted exactly when the bound passes the claimed epsilon.
 
-_MULTIPLIERS = tuple(float(value) for value in 0.05 * 1.02 ** np.arange(0, 350))
-"""Where a family is tried: 0.05 to about 50 in steps of 2 %, rounded to the side that lowers the bound."""
-_EPSILONS = tuple(float(value) for value in np.concatenate([np.arange(0, 2, 0.2), np.arange(2, 12.1, 0.5)]))
-
-
-@lru_cache(maxsize=100_000)
-def _delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
-    return accountant("pld").delta(event, epsilon, adjacency)
-
 
 def refuted(rates: Rates, event: Event, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> bool:
     """Whether these rates are impossible for ``event``.
@@ -185,13 +175,7 @@ def refuted(rates: Rates, event: Event, adjacency: Adjacency = Adjacency.ADD_REM
     >>> refuted(Rates(np.array([0.1]), np.array([0.05])), Gaussian(1.0))
     False
     """
-    tests = [(float(power[0]), float(size[0])) for power, size in rates.directions]
-    return any(
-        power > math.exp(epsilon) * size + _delta(event, epsilon, adjacency)
-        for power, size in tests
-        for epsilon in _EPSILONS
-        if power > math.exp(epsilon) * size
-    )
+    return float(rates.fpr[0]) < accounted(event, adjacency).least_size(float(rates.tpr[0]))
 
 
 def _smooth(gaps: FloatArray) -> FloatArray:
@@ -213,178 +197,63 @@ class GaussianFamily:
         check_delta(delta), check_confidence(confidence)
         threshold = best_threshold(tuning, lambda rates: _smooth(rates.gap), confidence)
         rates = rates_at(report, threshold, confidence)
-        epsilon, multiplier = self._invert(rates, delta)
         seen = f"TPR >= {rates.tpr[0]:.4f}, FPR <= {rates.fpr[0]:.4f}"
         return LowerBound(
-            epsilon=epsilon,
+            epsilon=self._invert(rates, delta),
             delta=delta,
             confidence=confidence,
             method="Gaussian family",
             assumes="independent trials of a mechanism known up to its noise multiplier",
-            detail=f"noise multiplier at most {multiplier:.3g} ({seen})",
+            detail=seen,
         )
 
-    def _invert(self, rates: Rates, delta: float) -> tuple[float, float]:
-        """(epsilon, largest multiplier that is not refuted)."""
+    def _invert(self, rates: Rates, delta: float) -> float:
+        """The epsilon of the most private mechanism that the rates allow."""
         if self.event is Gaussian:
             mu = float(rates.gap[0])
-            return (gaussian_epsilon(1 / mu, delta), 1 / mu) if mu > 0 else (0.0, math.inf)
-        low, high = -1, len(_MULTIPLIERS)
-        while high - low > 1:
-            middle = (low + high) // 2
-            hit = refuted(rates, self.event(_MULTIPLIERS[middle]), self.adjacency)
-            low, high = (low, middle) if hit else (middle, high)
-        if high == len(_MULTIPLIERS):
-            return 0.0, math.inf
-        return accountant("pld").epsilon(self.event(_MULTIPLIERS[high]), delta, self.adjacency), _MULTIPLIERS[high]
-
-
-# Auditing in one training run (Steinke, Nasr and Jagielski 2023), for canaries drawn by coins and for random splits.
-#
-# Each of ``m`` records is in the training set with probability 1/2, independently. The auditor looks at what was
-# released, guesses for ``r`` of them (in or out) and abstains on the others. If training is (eps, delta)-DP under
-# add/remove, the number of right guesses obeys (Theorem 3.1 there), with ``W ~ Binomial(r, e^eps/(1 + e^eps))``,
-#
-#     P[right >= v] <= P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i .
-#
-# The largest eps whose right-hand side stays below the risk is the bound.
-#
-# **Replace-one.** A random split also gives pairs: match members with non-members at random, and which of a pair is
-# in is a fair coin, independent of the other pairs. Exchanging the two replaces one record, so the theorem holds for
-# guesses on pairs with the epsilon of replace-one.
-#
-# **A split of fixed size.** The members of an ordinary run are not drawn by coins: ``m/2`` of the ``m`` rows looked at
-# are members, uniformly. That is the law of the coins given that ``m/2`` fell on "in". An event of probability p under
-# the coins has probability at most ``p / P[Binomial(m, 1/2) = m/2]`` under that condition, so dividing the p-value by
-# this number (about ``sqrt(2 / (pi m))``) keeps it valid, at the cost of a few nats.
-
-
-def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Largest probability of ``right`` or more right guesses if training is (epsilon, delta)-DP.
-
-    >>> round(p_value(canaries=100, guesses=100, right=75, epsilon=0.0, delta=0.0), 9)
-    2.82e-07
-    """
-    if not 0 <= right <= guesses <= canaries:
-        raise InvalidInput(f"need right <= guesses <= canaries, got {right}, {guesses}, {canaries}.")
-    chance = float(expit(epsilon))
-    tail = float(binom.sf(right - 1, guesses, chance))
-    if delta == 0 or right == 0:
-        return min(1.0, tail)
-    steps = np.arange(1, right + 1)
-    below = np.cumsum(binom.pmf(right - steps, guesses, chance))
-    return float(min(1.0, tail + 2 * canaries * delta * np.max(below / steps)))
-
-
-def epsilon_at(canaries: int, guesses: int, right: int, delta: float, risk: float) -> float:
-    """The largest epsilon that ``right`` of ``guesses`` refutes at ``risk``; 0 if none.
-
-    With delta = 0 this is Clopper-Pearson, ``logit(lower rate of right guesses)``; a delta only lowers it.
-
-    >>> round(epsilon_at(canaries=1000, guesses=100, right=100, delta=0.0, risk=0.05), 2)
-    3.49
-    """
-    low, high = 0.0, max(0.0, float(logit(lower_rate(right, guesses, risk)))) if guesses else 0.0
-    if delta == 0 or high == 0:
-        return high
-    if p_value(canaries, guesses, right, 0.0, delta) >= risk:
-        return 0.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        refuted = p_value(canaries, guesses, right, middle, delta) < risk
-        low, high = (middle, high) if refuted else (low, middle)
-    return low
+            return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
+        size, power = float(rates.fpr[0]), float(rates.tpr[0])
+        family = NoiseFamily(self.event, self.adjacency)
+        return family.epsilon_refuted(lambda trade_off: size < trade_off.least_size(power), delta)
 
 
 @dataclass(frozen=True)
-class Guesses:
-    """How a guesser did, and the risk that its bound may take."""
+class IndependentCanaries:
+    """The bound from one run whose mechanism is known up to its noise and treats canaries independently.
 
-    right: int
-    guesses: int
-    records: int
-    risk: float
+    Under the hypothesis ``event(s)`` the released sum is a mean plus spherical Gaussian noise. Canaries along different
+    coordinates, each in by its own fair coin and sampled by its own, then show independent values. A guess about one of
+    them is right with chance ``(power + 1 - size) / 2``, which is at most ``(1 + delta_s(0)) / 2``. So the right
+    guesses are dominated by a binomial, and Clopper-Pearson says which s they refute. Where nothing is known of how
+    records meet in the mechanism, this does not hold: use `sordina.auditing.one_run.OneRun`.
 
-    @property
-    def certain(self) -> float:
-        """Clopper-Pearson lower rate of right guesses: what plans are compared by."""
-        return lower_rate(self.right, self.guesses, self.risk) if self.guesses else 0.0
+    Args:
+        event: What the mechanism does at a noise multiplier.
+        adjacency: Between which data sets.
+        threshold: Scores above it are guessed "in". It is fixed beforehand, so that nothing is spent on tuning: a
+            likelihood ratio decides at 0.
+    """
 
-    def epsilon(self, delta: float) -> float:
-        """The bound."""
-        return epsilon_at(self.records, self.guesses, self.right, delta, self.risk)
-
-
-@dataclass(frozen=True)
-class OneRun:
-    """The bound from one run. ``coins``: membership was drawn by coins; else by a random split of fixed size."""
-
-    coins: bool = False
-    fractions: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-    """Parts of the records to guess on; the best on the tuning part is used."""
+    event: Callable[[float], Event] = Gaussian
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    threshold: float = 0.0
 
     def epsilon_lower(self, tuning: Scores, report: Scores, delta: float, confidence: float) -> LowerBound:
-        """Guess "in" for the highest scores and "out" for the lowest; how many, and on which side, is tuned."""
+        """From all scores, those of the tuning part included: nothing is tuned."""
         check_delta(delta), check_confidence(confidence)
-        plans = [(part * high, part * (1 - high)) for part in self.fractions for high in (0.0, 0.5, 1.0)]
-        best = max(plans, key=lambda plan: self._guess(tuning, plan, 1 - confidence).certain)
-        found = self._guess(report, best, 1 - confidence)
-        drawn = "by coins" if self.coins else "by a uniformly random split"
+        inside = np.concatenate([tuning.inside, report.inside])
+        outside = np.concatenate([tuning.outside, report.outside])
+        right = int((inside > self.threshold).sum()) + int((outside < self.threshold).sum())
+        count = len(inside) + len(outside)
+        sure = lower_rate(right, count, 1 - confidence)
+        family = NoiseFamily(self.event, self.adjacency)
         return LowerBound(
-            epsilon=found.epsilon(delta),
+            epsilon=family.epsilon_where(
+                lambda event: sure > 0.5 * (1 + total_variation(event, self.adjacency)), delta
+            ),
             delta=delta,
             confidence=confidence,
-            method="one run (Steinke, Nasr and Jagielski 2023)",
-            assumes=f"membership was drawn {drawn}; add/remove neighbours",
-            detail=f"{found.right} of {found.guesses} guesses right, {found.records} records",
+            method="one run, canaries that do not meet (Clopper-Pearson)",
+            assumes="independent canaries in by fair coins; a mechanism known up to its noise multiplier",
+            detail=f"{right} of {count} guesses right",
         )
-
-    def _guess(self, scores: Scores, plan: tuple[float, float], risk: float) -> Guesses:
-        """A guess that a tie makes ambiguous counts as wrong."""
-        if not self.coins:
-            scores, risk = _balanced(scores, risk)
-        every = np.sort(np.concatenate([scores.inside, scores.outside]))
-        records = len(every)
-        highest, lowest = (int(np.floor(part * records + 1e-9)) for part in plan)
-        right = 0
-        if highest:
-            right += int((scores.inside > (every[-highest - 1] if highest < records else -np.inf)).sum())
-        if lowest:
-            right += int((scores.outside < (every[lowest] if lowest < records else np.inf)).sum())
-        return Guesses(right, highest + lowest, records, risk)
-
-
-def _balanced(scores: Scores, risk: float) -> tuple[Scores, float]:
-    """As many members as non-members (the first of each: rows come shuffled), and the risk left by conditioning."""
-    half = min(len(scores.inside), len(scores.outside))
-    return Scores(scores.inside[:half], scores.outside[:half]), risk * float(binom.pmf(half, 2 * half, 0.5))
-
-
-@dataclass(frozen=True)
-class PairedRun:
-    """The bound from one run on the epsilon of replace-one: in each pair, which one was the member?"""
-
-    fractions: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-    """Parts of the pairs to guess on; the best on the tuning part is used."""
-
-    def epsilon_lower(self, tuning: Scores, report: Scores, delta: float, confidence: float) -> LowerBound:
-        """Guess that the higher score is the member's, for the pairs that lie furthest apart."""
-        check_delta(delta), check_confidence(confidence)
-        best = max(self.fractions, key=lambda part: self._guess(tuning, part, 1 - confidence).certain)
-        found = self._guess(report, best, 1 - confidence)
-        return LowerBound(
-            epsilon=found.epsilon(delta),
-            delta=delta,
-            confidence=confidence,
-            method="one run, in pairs (Steinke, Nasr and Jagielski 2023)",
-            assumes="membership was drawn by a uniformly random split; replace-one neighbours",
-            detail=f"{found.right} of {found.guesses} guesses right, {found.records} pairs",
-        )
-
-    def _guess(self, scores: Scores, part: float, risk: float) -> Guesses:
-        """A guess that a tie makes ambiguous counts as wrong."""
-        pairs = min(len(scores.inside), len(scores.outside))
-        gaps = scores.inside[:pairs] - scores.outside[:pairs]
-        guesses = max(1, int(np.floor(part * pairs + 1e-9)))
-        limit = np.sort(np.abs(gaps))[-guesses - 1] if guesses < pairs else 0.0
-        return Guesses(int((gaps > limit).sum()), guesses, pairs, risk)

@@ -13,14 +13,24 @@ from torch import Tensor, nn
 
 from sordina import random
 from sordina.accounting import Event
-from sordina.auditing.audit import AttackResult
-from sordina.auditing.bounds import Bound, GaussianFamily, OneRun, TwoRates, best_threshold, check_confidence, rates_at
+from sordina.auditing.bounds import (
+    Bound,
+    GaussianFamily,
+    IndependentCanaries,
+    TwoRates,
+    best_threshold,
+    check_confidence,
+    rates_at,
+)
 from sordina.auditing.faults import fault
-from sordina.auditing.membership.shadows import Progress, silent
+from sordina.auditing.findings import AttackResult
+from sordina.auditing.one_run import Membership, OneRun
 from sordina.auditing.scores import BoolArray, FloatArray, Scores
+from sordina.auditing.trade_off import NoiseFamily
 from sordina.clipping import Fixed, Policy, named
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency, Budget
+from sordina.progress import Progress, silent
 from sordina.sampling import Poisson
 from sordina.training import Plan, Private, make_plan
 
@@ -81,7 +91,8 @@ class CanaryTrial:
 
     def __call__(self, included: BoolArray, rng: np.random.Generator) -> Trace:
         """One run of all planned steps."""
-        model = nn.Linear(self.background + self.canaries, 1, bias=False)
+        columns = self.background + self.canaries
+        model = nn.Linear(columns, 1, bias=False) if self._dense else IndexedWeights(columns)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         private = Private(model, optimizer, self._records(included), self.plan, self.clipping, rng=rng)
@@ -94,7 +105,7 @@ class CanaryTrial:
         def look(*_: Any) -> None:
             nonlocal stated
             assert model.weight.grad is not None
-            released = model.weight.grad.flatten().double() * (self.plan.sampler.expected_batch / stated)
+            released = model.weight.grad.flatten().double() * (self.plan.sampler.expected_batch_size / stated)
             projections.append(released[self.background :])
             energies.append(released.square().sum().clamp(min=1e-30).log())
             stated = self._bound(private)
@@ -114,12 +125,51 @@ class CanaryTrial:
         if included.shape != (self.canaries,):
             raise InvalidInput(f"{self.canaries} canaries, but memberships of shape {included.shape}.")
         columns = self.background + self.canaries
+        if not self._dense:
+            return self._indexed(included)
         rows = np.zeros((self.canaries, columns), dtype=np.float32)
         rows[:, self.background :] = np.diag(np.where(included, self.length, -self.length))
         if self.plan.adjacency is Adjacency.ADD_REMOVE:
             rows = rows[included]
         inputs = torch.from_numpy(np.concatenate([rows, np.eye(self.background, columns, dtype=np.float32)]))
         return inputs, torch.zeros(len(inputs))
+
+    @property
+    def _dense(self) -> bool:
+        """Whether a canary is written out as a vector: thousands of them would fill the memory with zeros."""
+        return self.canaries <= _DENSE
+
+    def _indexed(self, included: BoolArray) -> tuple[Tensor, Tensor]:
+        """Records as (coordinate, value): the same gradients."""
+        rows = np.column_stack(
+            [self.background + np.arange(self.canaries), np.where(included, self.length, -self.length)]
+        )
+        if self.plan.adjacency is Adjacency.ADD_REMOVE:
+            rows = rows[included]
+        known = np.column_stack([np.arange(self.background), np.ones(self.background)])
+        inputs = torch.from_numpy(np.concatenate([rows, known]).astype(np.float32))
+        return inputs, torch.zeros(len(inputs))
+
+
+_DENSE = 3000
+
+
+class IndexedWeights(nn.Module):
+    """``weight[i] * v`` for the input ``(i, v)``: a linear model of inputs that are zero but in one place."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(columns, 1)
+
+    @property
+    def weight(self) -> Tensor:
+        """All weights."""
+        return self.table.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(N, 2) to (N, 1)."""
+        found: Tensor = self.table(inputs[:, 0].long())
+        return found * inputs[:, 1:]
 
 
 def likelihood(trace: Trace, plan: Plan) -> FloatArray:
@@ -130,7 +180,7 @@ def likelihood(trace: Trace, plan: Plan) -> FloatArray:
     """
     rate = getattr(plan.sampler, "rate", None)
     if rate is None:
-        rate = plan.sampler.expected_batch / getattr(plan.sampler, "population")  # noqa: B009 - not in the protocol
+        rate = plan.sampler.expected_batch_size / getattr(plan.sampler, "population")  # noqa: B009 - not in the protocol
     inside, outside = (1.0, 0.0) if plan.adjacency is Adjacency.ADD_REMOVE else (0.5, -0.5)
     variance = plan.noise_multiplier**2
 
@@ -167,13 +217,9 @@ _POPULATION = 1000
 OBSERVERS: dict[str, Observer] = {"likelihood": likelihood, "energy": energy}
 
 
-def noise_family(plan: Plan) -> GaussianFamily:
-    """The plans that differ from ``plan`` in their noise only."""
-
-    def event(noise_multiplier: float) -> Event:
-        return replace(plan, noise_multiplier=noise_multiplier).event()
-
-    return GaussianFamily(event, plan.adjacency)
+def noise_event(plan: Plan) -> Callable[[float], Event]:
+    """What the plans that differ from ``plan`` in their noise only do, by their noise multiplier."""
+    return lambda noise_multiplier: replace(plan, noise_multiplier=noise_multiplier).event()
 
 
 def audit_runs(
@@ -194,7 +240,7 @@ def audit_runs(
         name: Scores(np.array(inside), np.array(outside)).split(TUNING, rng) for name, (inside, outside) in seen.items()
     }
     best = max(halves, key=lambda name: _promise(halves[name][0], confidence))
-    bounds: tuple[Bound, ...] = (noise_family(trial.plan), TwoRates())
+    bounds: tuple[Bound, ...] = (GaussianFamily(noise_event(trial.plan), trial.plan.adjacency), TwoRates())
     details: dict[str, object] = {"runs": runs, "statistic": best}
     return _judge("canary runs", trial.plan, halves[best], bounds, confidence, start, details)
 
@@ -202,11 +248,12 @@ def audit_runs(
 def audit_one_run(
     trial: Trial, rng: np.random.Generator, *, repeats: int = 1, confidence: float = 0.95, progress: Progress = silent
 ) -> AttackResult:
-    """One training with each canary in by a coin. The first bound assumes nothing of the mechanism.
+    """One training with each canary in by a coin.
 
-    Canaries along different coordinates meet independent noise and independent coins, so that the family's bound
-    holds for them too. ``repeats`` of the training, with new coins, are pooled as if they were more canaries: each is
-    in one training only.
+    Canaries along different coordinates meet independent noise and independent coins if training is what it claims to
+    be, which is what the first bound refutes (`IndependentCanaries`). The second knows the mechanism's trade-off curve
+    but not that canaries do not meet, the third neither. ``repeats`` of the training, with new coins, are pooled as if
+    they were more canaries: each is in one training only.
     """
     if trial.canaries < 100 or repeats < 1:
         raise InvalidInput(f"one run needs many canaries, got {trial.canaries}: at least 100, a usual choice is 1000.")
@@ -217,7 +264,12 @@ def audit_one_run(
         scores.append(likelihood(trial(coins[-1], rng), trial.plan))
         progress(repeat + 1, repeats)
     included, seen = np.concatenate(coins), np.concatenate(scores)
-    bounds: tuple[Bound, ...] = (OneRun(coins=True), noise_family(trial.plan))
+    event, adjacency = noise_event(trial.plan), trial.plan.adjacency
+    bounds: tuple[Bound, ...] = (
+        IndependentCanaries(event, adjacency),
+        OneRun(Membership("coins"), NoiseFamily(event, adjacency)),
+        OneRun(Membership("coins")),
+    )
     details: dict[str, object] = {"canaries": trial.canaries, "repeats": repeats}
     return _judge("one run", trial.plan, blind_split(seen, included, rng), bounds, confidence, start, details)
 
@@ -289,4 +341,7 @@ def _judge(
 ) -> AttackResult:
     claim = plan.guarantee()
     found = tuple(bound.epsilon_lower(*halves, claim.delta, confidence) for bound in bounds)
-    return AttackResult(name, halves[1], found, claim, confidence, time.perf_counter() - start, details)
+    return AttackResult(
+        name, halves[1], found, claim, confidence, time.perf_counter() - start, details,
+        knows="everything that every step released, and all records but the canaries",
+    )  # fmt: skip

@@ -73,7 +73,12 @@ def fault(name: str) -> Fault:
 
 def _scale_noise(private: Private, factor: float) -> None:
     step = private.private_step
-    step.multipliers = [tuple(factor * nu for nu in shares) for shares in step.multipliers]
+    sound = step.split
+
+    def scaled() -> list[tuple[float, ...]]:
+        return [tuple(factor * nu for nu in shares) for shares in sound()]
+
+    step.split = scaled  # type: ignore[method-assign]
 
 
 def _set_policy(private: Private, policy: Policy[Any]) -> None:
@@ -110,7 +115,7 @@ class _Sticky(Poisson):
     def __init__(self, sampler: Sampler) -> None:
         if not isinstance(sampler, Poisson):
             raise InvalidInput("the sticky sampler spoils Poisson sampling only.")
-        super().__init__(sampler.batch, sampler.population)
+        super().__init__(sampler.batch_size, sampler.population)
 
     def draw(self, size: int, rng: np.random.Generator) -> Any:
         return np.union1d(super().draw(size, rng), [0]).astype(np.int64)

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from sordina import private_files
-from sordina.auditing.audit import AttackResult
 from sordina.auditing.bounds import rates_at
+from sordina.auditing.findings import AttackResult
 from sordina.auditing.scores import FloatArray, Scores
 
 
@@ -79,6 +79,18 @@ def reconstruction_figure(
             if line and captions:
                 axes.set_xlabel(captions[line - 1][column], fontsize=6, labelpad=1)
         grid[line][0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    return _save(figure, path)
+
+
+def class_figure(images: Tensor, confidences: Sequence[float], path: str | Path) -> Path:
+    """What a model thinks its classes look like, with how sure it is. Images are (classes, height, width)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.1 * len(images), 1.5))
+    for axes, image, sure in zip(figure.subplots(1, len(images), squeeze=False)[0], images, confidences, strict=True):
+        axes.imshow(image.detach().numpy(), cmap="gray")
+        axes.set(xticks=[], yticks=[])
+        axes.set_xlabel(f"{sure:.0%}", fontsize=7, labelpad=1)
     return _save(figure, path)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import math
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,24 @@ import torch
 
 from sordina import private_files, random
 from sordina.auditing import figures
-from sordina.auditing.audit import SHADOWED, Audit, audit
-from sordina.auditing.membership.shadows import PlainTraining, Progress, silent
+from sordina.auditing.audit import SHADOWED, audit
+from sordina.auditing.findings import Audit
+from sordina.auditing.membership.shadows import PlainTraining
 from sordina.auditing.membership.target import Samples, as_samples, noise
+from sordina.auditing.one_run import Membership
 from sordina.auditing.reconstruction.study import ReconstructionStudy
 from sordina.auditing.scores import FloatArray
-from sordina.errors import InvalidInput, Unsupported
+from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.federated import losses as losses_of
 from sordina.federated.algorithms.ifca import client_losses
 from sordina.federated.objective import Objective, flat_parameters, of_module
 from sordina.federated.population import Population
 from sordina.federated.recipe import FederatedRecipe
 from sordina.federated.result import load_models
-from sordina.privacy import Adjacency, Guarantee, Unit, check_seed
-from sordina.run_folder import MODELS, RECIPE, TABLE_MODEL, read_claim, read_json
+from sordina.privacy import Guarantee, Unit, check_seed
+from sordina.privacy_claim import PrivacyClaim
+from sordina.progress import Progress, silent
+from sordina.run_folder import AUDIT, INVERSION, MODELS, RECIPE, TABLE_MODEL, read_claim, read_json
 from sordina.training.batches import as_rows
 from sordina.training.losses import check_takes
 from sordina.training.recipe import open_run
@@ -48,11 +51,21 @@ class AuditedRun:
     claim: Guarantee | None
     delta: float
     recipe: PlainTraining | None = None
-    random_split: bool = False
-    """Whether chance alone decided who was in."""
+    membership: Membership = field(default_factory=Membership)
+    """How it was decided who was in."""
 
     def some(self, members: int, others: int, rng: np.random.Generator) -> AuditedRun:
-        """At most so many of each, drawn at random."""
+        """At most so many of each, drawn at random; of those in by coins, so many in all, without a look at the coins.
+
+        Args:
+            members: The most members.
+            others: The most others.
+            rng: For the draw.
+        """
+        if self.membership.drawn == "coins":
+            total = min(len(self.members) + len(self.others), members + others)
+            members = int(rng.hypergeometric(len(self.members), len(self.others), total))
+            others = total - members
         return replace(self, members=_drawn(self.members, members, rng), others=_drawn(self.others, others, rng))
 
 
@@ -67,7 +80,6 @@ def _drawn(samples: Samples, most: int, rng: np.random.Generator) -> Samples:
 # is one for each of their rows too.
 
 _FEWEST = 10
-_ADJACENCY = {"local": Adjacency.REPLACE_ONE, "record": Adjacency.ADD_REMOVE, "none": Adjacency.ADD_REMOVE}
 
 
 @dataclass(frozen=True)
@@ -107,10 +119,10 @@ def open_federated(folder: Path) -> AuditedRun:
     """The run that ``sordina federate --out`` left in ``folder``."""
     try:
         privacy = read_claim(folder)
-        unit, claim = Unit(privacy["unit"]), _claim(privacy)
+        unit, claim = privacy.unit, _claim(privacy)
         told = read_json(folder / RECIPE)
         own = told.get("population") is not None
-        recipe = None if own else FederatedRecipe(**told)
+        recipe = None if own else FederatedRecipe.from_dict(told)
         models = torch.from_numpy(
             np.load(io.BytesIO(private_files.read(folder / MODELS)), allow_pickle=False)["models"]
         )
@@ -141,7 +153,7 @@ def open_federated(folder: Path) -> AuditedRun:
         Samples(numbers[: len(train)]),
         Samples(numbers[len(train) :]),
         claim,
-        privacy.get("delta") or recipe.delta,
+        privacy.delta or recipe.delta,
     )
 
 
@@ -168,7 +180,7 @@ def open_with(folder: Path, task: Path, members: Path, non_members: Path) -> Aud
         Samples(numbers[:count]),
         Samples(numbers[count:]),
         _claim(claim),
-        claim.get("delta") or 1e-5,
+        claim.delta or 1e-5,
     )
 
 
@@ -197,15 +209,9 @@ def _rows(population: Population) -> Population:
     return Population(population.x, population.y, np.ones(len(population.x), dtype=np.int64))
 
 
-def _claim(privacy: dict[str, Any]) -> Guarantee | None:
+def _claim(privacy: PrivacyClaim) -> Guarantee | None:
     """What ``privacy.json`` states; metric privacy claims no epsilon of this kind."""
-    placement = privacy["placement"]
-    if placement == "metric":
-        return None
-    told = privacy.get("adjacency") or privacy["details"].get("adjacency")
-    adjacency = Adjacency(told) if told else _ADJACENCY[placement]
-    epsilon = math.inf if privacy["epsilon"] is None else float(privacy["epsilon"])
-    return Guarantee(epsilon, float(privacy["delta"] or 0.0), adjacency, Unit(privacy["unit"]))
+    return None if privacy.placement == "metric" else claim_of(privacy)
 
 
 # Audit a run of `sordina train` or `sordina federate` by its folder alone, and leave what was found beside it.
@@ -217,6 +223,7 @@ def audit_run(
     *,
     rows: int = 5000,
     shadows: int = 16,
+    shadow_folder: str | Path | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
     progress: Progress = silent,
@@ -236,6 +243,7 @@ def audit_run(
         attacks: Names of `ATTACKS`.
         rows: The most members and non-members to look at.
         shadows: How many shadow models, for attacks that use them.
+        shadow_folder: Keeps their answers, for another audit of the same rows with the same seed.
         confidence: That of all bounds together.
         seed: Makes the audit repeatable.
         progress: Told of every shadow model.
@@ -252,20 +260,21 @@ def audit_run(
         subject = open_with(Path(folder), Path(task), Path(members), Path(non_members))
     else:
         subject = open_subject(Path(folder))
-    kept = min(rows, len(subject.members))
+    # How many rows are looked at must not tell how many coins fell on "in".
+    kept = rows if subject.membership.drawn == "coins" else min(rows, len(subject.members))
     calibrated = any(name in SHADOWED for name in attacks)
     subject = subject.some(kept, kept if calibrated else rows, rng)
     return audit(
         subject.model, subject.members, subject.others, attacks,
-        claim=subject.claim, random_split=subject.random_split, delta=subject.delta, confidence=confidence,
-        recipe=subject.recipe, shadows=shadows,
+        claim=subject.claim, membership=subject.membership, delta=subject.delta, confidence=confidence,
+        recipe=subject.recipe, shadows=shadows, shadow_folder=shadow_folder,
         seed=None if seed is None else seed + 1, progress=progress,
     )  # fmt: skip
 
 
 def open_subject(folder: Path) -> AuditedRun:
     """A run of ``sordina train`` or ``sordina federate``, by its folder alone."""
-    if (folder / "models.npz").exists():
+    if (folder / MODELS).exists():
         return open_federated(folder)
     if (folder / TABLE_MODEL).exists():
         from sordina.auditing.table_runs import open_table_run
@@ -275,25 +284,19 @@ def open_subject(folder: Path) -> AuditedRun:
     recipe = PlainTraining(
         epochs=max(1, round(made.epochs)),
         batch_size=min(made.batch_size, len(data.train)),
-        learning_rate=made.lr or 1e-3,
-        optimizer="sgd" if made.lr else "adam",
+        learning_rate=made.learning_rate or 1e-3,
+        optimizer="sgd" if made.learning_rate else "adam",
     )
     members, others = as_samples(data.train), as_samples(made.left_out())
-    split = made.rows is not None
-    return AuditedRun(model, members, others, claim_of(privacy), made.delta, recipe, random_split=split)
+    drawn = Membership("own" if made.rows is None else "fixed")
+    return AuditedRun(model, members, others, claim_of(privacy), made.delta, recipe, drawn)
 
 
-def claim_of(privacy: dict[str, Any]) -> Guarantee:
+def claim_of(privacy: PrivacyClaim) -> Guarantee:
     """The guarantee that a run's ``privacy.json`` states; infinite if it was trained without privacy."""
     try:
-        epsilon = privacy["epsilon"]
-        return Guarantee(
-            math.inf if epsilon is None else float(epsilon),
-            float(privacy["delta"]),
-            Adjacency(privacy["adjacency"]),
-            Unit(privacy["unit"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        return privacy.guarantee
+    except SordinaError as error:
         raise InvalidInput("the run's privacy.json states no guarantee to hold an audit against.") from error
 
 
@@ -307,7 +310,7 @@ def write_audit(found: Audit, folder: str | Path, facts: dict[str, Any] | None =
     """
     folder = Path(folder)
     private_files.make_folder(folder)
-    private_files.write(folder / "audit.json", (json.dumps(facts or found.to_dict()) + "\n").encode())
+    private_files.write(folder / AUDIT, (json.dumps(facts or found.to_dict()) + "\n").encode())
     figures.roc_figure(found.results, folder / "roc.png")
     figures.epsilon_figure(found.results, folder / "epsilon.png")
     for result in found.results:
@@ -320,7 +323,7 @@ def write_reconstructions(study: ReconstructionStudy, folder: str | Path) -> Pat
     """``inversion.json`` and ``reconstructions.png``."""
     folder = Path(folder)
     private_files.make_folder(folder)
-    private_files.write(folder / "inversion.json", (json.dumps(study.to_dict()) + "\n").encode())
+    private_files.write(folder / INVERSION, (json.dumps(study.to_dict()) + "\n").encode())
     rows = [(one.defence, one.images) for one in study.defences]
     captions = [[f"{item.psnr:.1f} dB" for item in one.qualities] for one in study.defences]
     figures.reconstruction_figure(study.originals, rows, folder / "reconstructions.png", captions)

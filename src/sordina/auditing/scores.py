@@ -94,8 +94,8 @@ def upper_rate(successes: int, trials: int, risk: float) -> float:
     return float(upper_rates(np.array([successes]), trials, risk)[0])
 
 
-def lower_rates(successes: NDArray[np.int64], trials: int, risk: float) -> FloatArray:
-    """`lower_rate` of many counts."""
+def lower_rates(successes: NDArray[np.int64], trials: int | NDArray[np.int64], risk: float | FloatArray) -> FloatArray:
+    """`lower_rate` of many counts, each with its own number of trials and risk if need be."""
     rates = betaincinv(np.maximum(successes, 1), trials - successes + 1, risk)
     return np.asarray(np.where(successes > 0, rates, 0.0), dtype=np.float64)
 

@@ -24,6 +24,7 @@ from sordina.federated.privacy import local
 from sordina.gradients.explicit import MatrixTape
 from sordina.gradients.tape import GhostTape
 from sordina.plan import check_whole
+from sordina.progress import Progress, StagedProgress, silent_stages
 from sordina.queries import Scalars, VectorQuery
 from sordina.random import generators
 from sordina.training import failing_rows, losses
@@ -128,7 +129,7 @@ def _twice(norms: Tensor, threshold: float) -> Tensor:
 
 
 def _own_everything(self: Any, scalars: Scalars, state: None) -> tuple[VectorQuery, ...]:
-    return (VectorQuery(_twice(scalars.norms, self.C)),)
+    return (VectorQuery(_twice(scalars.norms, self.threshold)),)
 
 
 def planted_faults() -> tuple[PlantedFault, ...]:
@@ -183,7 +184,7 @@ def planted_faults() -> tuple[PlantedFault, ...]:
         PlantedFault(
             "epsilon from the plan, not from the noise",
             self_checks.account_check,
-            lambda: patch.object(private_step.PrivateStep, "_refuse_other_noise", lambda self: None),
+            lambda: patch.object(private_step.PrivateStep, "_refuse_other_noise", lambda self, multipliers: None),
         ),
         PlantedFault(
             "noise of plain floats",
@@ -215,9 +216,6 @@ def planted_faults() -> tuple[PlantedFault, ...]:
 #
 # What it does not look at: Metric privacy (its claim is no (epsilon, delta)), Flower, and models other than the small
 # ones here (`docs/reference/supported-models.md` has those).
-
-Bar = Callable[[str], Callable[[int, int], None]]
-"""Starts a stage of the progress and gives what to call with (done, total)."""
 
 
 @dataclass(frozen=True)
@@ -256,12 +254,13 @@ class SelfAudit:
         }
 
 
-def _silent(stage: str) -> Callable[[int, int], None]:
-    return lambda done, total: None
-
-
 def self_audit(
-    *, repeats: int = 1, audits: int = 0, canaries: int = 300, seed: int | None = None, progress: Bar = _silent
+    *,
+    repeats: int = 1,
+    audits: int = 0,
+    canaries: int = 300,
+    seed: int | None = None,
+    progress: StagedProgress = silent_stages,
 ) -> SelfAudit:
     """Audit the library.
 
@@ -284,7 +283,7 @@ def self_audit(
     return SelfAudit(held, caught, sound)
 
 
-def _run_checks(repeats: int, rng: np.random.Generator, tick: Callable[[int, int], None]) -> tuple[CheckResult, ...]:
+def _run_checks(repeats: int, rng: np.random.Generator, tick: Progress) -> tuple[CheckResult, ...]:
     results = []
     everything = checks()
     for number, check in enumerate(everything.values()):
@@ -294,7 +293,7 @@ def _run_checks(repeats: int, rng: np.random.Generator, tick: Callable[[int, int
     return tuple(results)
 
 
-def _run_faults(rng: np.random.Generator, tick: Callable[[int, int], None]) -> tuple[FaultResult, ...]:
+def _run_faults(rng: np.random.Generator, tick: Progress) -> tuple[FaultResult, ...]:
     results = []
     faults = planted_faults()
     for number, fault in enumerate(faults):

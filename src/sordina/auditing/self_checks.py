@@ -264,9 +264,9 @@ class PlacementTrial:
         placement = Central(self.plan, Fixed(1.0))
         state = placement.start(self.canaries)
         vectors = 50 * torch.eye(self.canaries)[torch.from_numpy(included)]
-        parcel = placement.seal(ClientResult(vectors, torch.ones(len(vectors))), state, rng)
-        opened, _ = placement.open(parcel, state, rng)
-        return np.asarray(opened.mean.double().numpy() * self.plan.sampler.expected_batch)
+        update = placement.seal(ClientResult(vectors, torch.ones(len(vectors))), state, rng)
+        opened, _ = placement.open(update, state, rng)
+        return np.asarray(opened.mean.double().numpy() * self.plan.sampler.expected_batch_size)
 
     def _at_the_client(self, included: BoolArray, rng: np.random.Generator) -> FloatArray:
         member = torch.from_numpy(included)
@@ -274,14 +274,14 @@ class PlacementTrial:
         nu = self.plan.noise_multiplier
         if self.kind == "local":
             vectors[:, 0] = torch.where(member, 50.0, -50.0)
-            parcel = Local(1.0, nu, _DELTA, 1).seal(ClientResult(vectors, torch.ones(self.canaries)), None, rng)
+            update = Local(1.0, nu, _DELTA, 1).seal(ClientResult(vectors, torch.ones(self.canaries)), None, rng)
             stretch = 2.0
         else:
             vectors[:, 0] = member.float()
             outcome = ClientResult(vectors, torch.ones(self.canaries), record_bound=1.0)
-            parcel, stretch = RecordNoise(nu, _DELTA, 1).seal(outcome, None, rng), 1.0
-        assert parcel.vectors is not None
-        return np.asarray(parcel.vectors[:, 0].double().numpy() / stretch)
+            update, stretch = RecordNoise(nu, _DELTA, 1).seal(outcome, None, rng), 1.0
+        assert update.vectors is not None
+        return np.asarray(update.vectors[:, 0].double().numpy() / stretch)
 
 
 def placement_check(kind: str, canaries: int = 1500) -> Check:
@@ -299,9 +299,9 @@ def diverged_check(rng: np.random.Generator) -> CheckResult:
     """A client whose update is not finite sends what any client would."""
     vectors = torch.zeros(3, 8)
     vectors[0], vectors[1] = math.nan, math.inf
-    parcel = Local(1.0, 1.0, _DELTA, 1).seal(ClientResult(vectors, torch.ones(3)).steady(), None, rng)
-    sent = parcel.vectors
-    holds = sent is not None and sent.shape == vectors.shape and bool(sent.isfinite().all()) and not parcel.rejected
+    update = Local(1.0, 1.0, _DELTA, 1).seal(ClientResult(vectors, torch.ones(3)).steady(), None, rng)
+    sent = update.vectors
+    holds = sent is not None and sent.shape == vectors.shape and bool(sent.isfinite().all()) and not update.rejected
     return CheckResult("a client that diverged", holds, "sent like every other" if holds else "its message tells")
 
 
@@ -376,7 +376,8 @@ def refused_record_check(rng: np.random.Generator) -> CheckResult:
     targets[0] = 7.0
     model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0))
     trainer = Trainer(
-        model, F.binary_cross_entropy, Budget(8.0, _DELTA), clipping=Fixed(1.0), batch_size=20, steps=3, lr=0.1,
+        model, F.binary_cross_entropy, Budget(8.0, _DELTA), clipping=Fixed(1.0), batch_size=20, steps=3,
+        learning_rate=0.1,
         noise_multiplier=3.0, track_epsilon=False,
     )  # fmt: skip
     try:

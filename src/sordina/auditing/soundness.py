@@ -15,10 +15,10 @@ from scipy.stats import binom
 
 from sordina import random
 from sordina.auditing.canaries import CanaryTrial, audit_one_run
-from sordina.auditing.membership.shadows import Progress, silent
 from sordina.clipping import named
 from sordina.errors import InvalidInput
 from sordina.privacy import Budget
+from sordina.progress import Progress, silent
 from sordina.sampling import Poisson
 from sordina.training import Plan, make_plan
 

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from sordina.auditing.membership.target import Samples, confidence, noise
+from sordina.auditing.one_run import Membership
 from sordina.auditing.runs import AuditedRun
 from sordina.auditing.scores import FloatArray
 from sordina.errors import InvalidInput, Unsupported
 from sordina.estimators.table_model import TableModel, frame_of, load
-from sordina.estimators.table_run import SPLIT, rows_of, tested_rows
-from sordina.run_folder import RECIPE, read_json
+from sordina.estimators.table_run import rows_of, tested_rows
+from sordina.privacy_claim import PrivacyClaim
+from sordina.run_folder import RECIPE, SPLIT, read_json
 from sordina.tables import PreparedTable, read_table
 
 
@@ -101,9 +103,10 @@ def open_table_run(folder: Path) -> AuditedRun:
         raise InvalidInput(
             "this run kept nobody out: train with --test-share (chance decides, so a claim can be refuted) or --test."
         )
+    drawn = Membership() if share is None else Membership("coins", 1 - float(share))
     return AuditedRun(
-        EstimatorTarget(fitted), _samples(members), _samples(others), claim_of(fitted.facts),
-        float(fitted.facts["delta"]), random_split=share is not None,
+        EstimatorTarget(fitted), _samples(members), _samples(others), claim_of(PrivacyClaim.from_dict(fitted.facts)),
+        float(fitted.facts["delta"]), membership=drawn,
     )  # fmt: skip
 
 

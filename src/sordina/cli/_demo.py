@@ -42,7 +42,7 @@ from sordina.errors import BudgetRefused, InvalidInput, SordinaError
 from sordina.federated import recipe as federations
 from sordina.federated import record
 from sordina.federated.round import RoundView
-from sordina.privacy import Adjacency, Budget, Guarantee, Unit, format_up
+from sordina.privacy import Budget, Guarantee, format_up
 from sordina.reports import reading, rendering
 from sordina.run_folder import read_claim
 from sordina.training import Trainer
@@ -132,7 +132,7 @@ def train_private(
 def federate(folder: Path, size: Size, console: Console) -> None:
     """Two hypotheses among clients of two kinds, each message sanitised at the client with a public radius."""
     recipe = federations.FederatedRecipe(
-        "synthetic-fairness", "metric-pfl-steady", noise=5.0, radius="public:1", rounds=size.rounds,
+        "synthetic-fairness", "metric-pfl-steady", noise_multiplier=5.0, radius="public:1", rounds=size.rounds,
         clients_per_round=20, leakage_limit=LEAKAGE_LIMIT,
         options={"clients": size.clients, "validation": size.clients},
     )  # fmt: skip
@@ -158,7 +158,7 @@ def attack_membership(planted: Planted, folders: Sequence[Path], console: Consol
         model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
         found = audit(
             model, planted.members, planted.others, ("loss", "noisy"),
-            claim=_claim(folder), random_split=True, delta=1e-5,
+            claim=_claim(folder), membership="fixed", delta=1e-5,
         )  # fmt: skip
         _write(folder / "audit.json", found.to_dict())
         console.print(f"{folder.name}: {found.verdict}", highlight=False)
@@ -193,9 +193,7 @@ def _network(planted: Planted) -> torch.nn.Module:
 
 
 def _claim(folder: Path) -> Guarantee:
-    facts = read_claim(folder)
-    epsilon = facts["epsilon"] if facts["private"] else math.inf
-    return Guarantee(epsilon, facts["delta"], Adjacency(facts["adjacency"]), Unit(facts["unit"]))
+    return read_claim(folder).guarantee
 
 
 def _about(planted: Planted, folder: Path) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from sordina.cli._former_options import CommandWithFormerOptions
+from sordina.cli.audit_inference import attribute, classes
+from sordina.cli.audit_lm import lm
 from sordina.cli.output import say, say_json
+from sordina.progress import Progress, StagedProgress, silent_stages
 
 if TYPE_CHECKING:
-    from sordina.auditing.audit import AttackResult
+    from sordina.auditing.findings import AttackResult, Audit
 
 app = typer.Typer(
     help="Attack models and mechanisms: membership, canaries, gradient inversion, language models.",
     no_args_is_help=True,
 )
+USUAL = "loss,noisy"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Confidence = Annotated[float, typer.Option(help="Confidence of the lower bound on epsilon.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the audit repeatable.")]
@@ -26,19 +31,48 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the findings as JSON,
 
 @app.command()
 def membership(
-    run: Annotated[Path, typer.Argument(help="Folder of a `sordina train` or `sordina federate` run.")],
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a `sordina train` or `sordina federate` run; or give --model.")
+    ] = None,
     attacks: Annotated[
-        str, typer.Option(help="Comma-separated: loss, noisy, shadow, lira-online, lira-offline, attack-model.")
-    ] = "loss,noisy",
+        str,
+        typer.Option(
+            help="Comma-separated: loss, noisy, population, quantile-regression, label-only; by shadow models: shadow, "
+            "lira-online, lira-augmented, lira-offline, rmia, rmia-offline, bavaria, bavaria-offline, attack-r, "
+            "attack-model."
+        ),
+    ] = USUAL,
     rows: Annotated[int, typer.Option(help="Members and non-members to look at, at most.")] = 5000,
     shadows: Annotated[int, typer.Option(help="Shadow models, for attacks that use them.")] = 16,
+    shadow_folder: Annotated[
+        Path | None, typer.Option(help="Keeps their answers, for another audit with the same rows and --seed.")
+    ] = None,
     task: Annotated[
         Path | None, typer.Option(help="For a Flower app or a run on data of its own: its task.py, with model().")
     ] = None,
-    members: Annotated[Path | None, typer.Option(help="With --task: an .npz file of x and y that were in.")] = None,
-    non_members: Annotated[
-        Path | None, typer.Option(help="With --task: an .npz file of x and y that were not.")
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Anybody's model: m.safetensors, m.pt (TorchScript), m.joblib, or module:function to import."
+        ),
     ] = None,
+    members: Annotated[
+        Path | None, typer.Option(help="Rows that were in: CSV or Parquet with --model, .npz of x and y with --task.")
+    ] = None,
+    non_members: Annotated[Path | None, typer.Option(help="Rows that were not, in the same form.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="With --model: the TOML file that says what columns are.")] = None,
+    claim: Annotated[str | None, typer.Option(help="With --model: what is claimed, as epsilon,delta.")] = None,
+    drawn: Annotated[
+        str,
+        typer.Option(
+            "--membership",
+            help="With --model: how it was decided who was in: coins, coins:0.2 (chance of in), fixed or own.",
+        ),
+    ] = "own",
+    trust_pickle: Annotated[
+        bool,
+        typer.Option("--trust-pickle", help="Open a pickled model, which RUNS ITS MAKER'S CODE on this machine."),
+    ] = False,
     confidence: Confidence = 0.95,
     seed: Seed = None,
     out: Annotated[
@@ -46,21 +80,82 @@ def membership(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Was a record in the training set? Attacks the model of a run.
+    """Was a record in the training set? Attacks the model of a run, or anybody's.
 
     Example: `sordina audit membership runs/digits --attacks loss,lira-online`
     """
-    from sordina.auditing.runs import audit_run, write_audit
+    from dataclasses import replace
 
+    from sordina.auditing.runs import audit_run, write_audit
+    from sordina.errors import InvalidInput
+
+    if attacks == USUAL and model is not None:  # noise may not fit what a foreign model takes
+        attacks = "loss,population"
     names = [name.strip() for name in attacks.split(",") if name.strip()]
+    if model is not None:
+        given = _Foreign(model, members, non_members, schema, claim, drawn, trust_pickle)
+        found = _audit_foreign(given, run, names, rows, shadows, shadow_folder, confidence, seed, as_json)
+        folder = None if out is None else write_audit(found, out)
+        say_results(as_json, found.to_dict(), found.results, found.verdict, folder, found.word)
+        stop_if(found.exceeds_claim)
+        return
+    if run is None:
+        raise InvalidInput("say what to attack: the folder of a run, or --model with --members and --non-members.")
+    if claim is not None or schema is not None or drawn != "own" or trust_pickle:
+        raise InvalidInput(
+            "--claim, --membership, --schema and --trust-pickle go with --model: a run says itself what it claims and "
+            "how its rows were drawn."
+        )
     with bar("shadow models", shown=not as_json) as tick:
         found = audit_run(
-            run, names, rows=rows, shadows=shadows, confidence=confidence, seed=seed, progress=tick, task=task,
+            run, names, rows=rows, shadows=shadows, shadow_folder=shadow_folder, confidence=confidence, seed=seed,
+            progress=tick, task=task,
             members=members, non_members=non_members,
         )  # fmt: skip
+    found = replace(found, proved=_proved(run))
     folder = write_audit(found, out or run)
-    _say(as_json, found.to_dict(), found.results, found.verdict, folder)
-    _stop_if(found.exceeds_claim)
+    say_results(as_json, found.to_dict(), found.results, found.verdict, folder, found.word)
+    stop_if(found.exceeds_claim)
+
+
+class _Foreign(NamedTuple):
+    """What the options say of a model that was not trained here."""
+
+    model: str
+    members: Path | None
+    non_members: Path | None
+    schema: Path | None
+    claim: str | None
+    membership: str
+    trust_pickle: bool
+
+
+def _audit_foreign(
+    given: _Foreign,
+    run: Path | None,
+    names: list[str],
+    rows: int,
+    shadows: int,
+    shadow_folder: Path | None,
+    confidence: float,
+    seed: int | None,
+    as_json: bool,
+) -> Audit:
+    from sordina.auditing.findings import claim_from
+    from sordina.auditing.foreign import audit_foreign
+    from sordina.errors import InvalidInput
+
+    if run is not None:
+        raise InvalidInput("give the folder of a run or --model, not both.")
+    if given.members is None or given.non_members is None or given.schema is None:
+        raise InvalidInput("--model needs --members, --non-members and --schema.")
+    stated = None if given.claim is None else claim_from(given.claim)
+    with bar("shadow models", shown=not as_json) as tick:
+        return audit_foreign(
+            given.model, given.members, given.non_members, given.schema, names, claim=stated,
+            membership=given.membership, trust_pickle=given.trust_pickle, rows=rows, shadows=shadows,
+            shadow_folder=shadow_folder, confidence=confidence, seed=seed, progress=tick,
+        )  # fmt: skip
 
 
 @app.command()
@@ -88,8 +183,8 @@ def canaries(
 
     Example: `sordina audit canaries --epsilon 4 --runs 1000 --plant half-noise`
     """
-    from sordina.auditing.audit import Audit
     from sordina.auditing.canaries import audit_training
+    from sordina.auditing.findings import Audit
     from sordina.auditing.runs import write_audit
 
     with bar("training", shown=not as_json) as tick:
@@ -99,8 +194,8 @@ def canaries(
         )  # fmt: skip
     found = Audit((result,), result.claim)
     folder = None if out is None else write_audit(found, out)
-    _say(as_json, result.to_dict(), found.results, found.verdict, folder)
-    _stop_if(found.exceeds_claim)
+    say_results(as_json, result.to_dict(), found.results, found.verdict, folder)
+    stop_if(found.exceeds_claim)
 
 
 @app.command()
@@ -127,7 +222,7 @@ def soundness(
                 f"{tally.above} of {tally.audits} bounds above the claim, at most {tally.allowed} are ordinary at "
                 f"confidence {confidence:.0%}; on average {tally.share:.0%} of it: {tally.method}"
             )
-    _stop_if(not study.sound)
+    stop_if(not study.sound)
 
 
 @app.command("self")
@@ -161,17 +256,18 @@ def self_(
             words = f"{tally.above} of {tally.audits} bounds above the claim, at most {tally.allowed} are ordinary"
             say(f"{'sound' if tally.sound else 'UNSOUND':>7}  {words}: {tally.method}", alarm=not tally.sound)
         say("All held, and all faults were caught." if found.passed else "Not everything held.", alarm=not found.passed)
-    _stop_if(not found.passed)
+    stop_if(not found.passed)
 
 
-@app.command()
+@app.command(cls=CommandWithFormerOptions)
 def inversion(
     dataset: Annotated[str, typer.Argument(help="Square images: digits, mnist, fashion-mnist.")] = "mnist",
     attack: Annotated[str, typer.Option(help="dlg or inverting-gradients.")] = "dlg",
     images: Annotated[int, typer.Option(help="Test images to attack.")] = 10,
-    batch: Annotated[int, typer.Option(help="Images behind one update.")] = 1,
-    nu: Annotated[
-        list[float] | None, typer.Option(help="Per-layer Laplace noise; may be repeated. 1e-3 to 3 if left out.")
+    batch_size: Annotated[int, typer.Option(help="Images behind one update.")] = 1,
+    noise_multiplier: Annotated[
+        list[float] | None,
+        typer.Option(help="Noise multiplier of the per-layer Laplace noise; may be repeated. 1e-3 to 3 if left out."),
     ] = None,
     sigma: Annotated[list[float] | None, typer.Option(help="Gaussian noise; may be repeated.")] = None,
     clip: Annotated[list[float] | None, typer.Option(help="Clipping threshold; may be repeated.")] = None,
@@ -181,15 +277,15 @@ def inversion(
 ) -> None:
     """What a server sees of images behind one update, under no defence and under noise (000 figure 2.5).
 
-    Example: `sordina audit inversion digits --images 4 --nu 1e-3 --nu 1 --out runs/dlg`
+    Example: `sordina audit inversion digits --images 4 --noise-multiplier 1e-3 --noise-multiplier 1 --out runs/dlg`
     """
     from sordina.auditing.reconstruction.study import NUS, named_defences, reconstruction_study
     from sordina.auditing.runs import write_reconstructions
 
-    nus = nu or (() if sigma or clip else NUS)
+    nus = noise_multiplier or (() if sigma or clip else NUS)
     with bar("images", shown=not as_json) as tick:
         study = reconstruction_study(
-            dataset, images=images, batch=batch, attack=attack, seed=seed, progress=tick,
+            dataset, images=images, batch_size=batch_size, attack=attack, seed=seed, progress=tick,
             defences=named_defences(nus, sigma or (), clip or ()),
         )  # fmt: skip
     folder = None if out is None else write_reconstructions(study, out)
@@ -207,83 +303,68 @@ def inversion(
         say(f"Saved in {folder}.")
 
 
-@app.command()
-def lm(
-    members: Annotated[int, typer.Option(help="Sequences to train on.")] = 2400,
-    audited: Annotated[int, typer.Option(help="Members and non-members to report on.")] = 300,
-    epochs: Annotated[int, typer.Option(help="Passes over the training sequences.")] = 12,
-    shadows: Annotated[int, typer.Option(help="Shadow models.")] = 10,
-    halves: Annotated[
-        bool, typer.Option("--halves", help="Shadows on random halves: stronger and dearer than the thesis's parts.")
-    ] = False,
-    neighbours: Annotated[int, typer.Option(help="Noisy neighbours of each sequence.")] = 10,
-    confidence: Confidence = 0.95,
-    seed: Annotated[int, typer.Option(help="Split, weights and noise.")] = 0,
-    out: Out = None,
-    as_json: AsJson = False,
+app.command()(lm)
+app.command()(attribute)
+app.command()(classes)
+
+
+def say_results(
+    as_json: bool,
+    facts: dict[str, Any],
+    results: tuple[AttackResult, ...],
+    verdict: str,
+    folder: Path | None,
+    word: str = "",
 ) -> None:
-    """Train a small GPT-2 on WikiText-2 and attack it: noisy neighbours beside shadow models (000 chapter 4).
-
-    Example: `sordina audit lm --members 600 --audited 100 --epochs 12 --out runs/lm`
-    """
-    from dataclasses import replace
-
-    from sordina.auditing.runs import write_audit
-    from sordina.reproduction.language import RECIPE, language_study
-
-    with _bars(shown=not as_json) as start:
-        study = language_study(
-            members=members, audited=audited, recipe=replace(RECIPE, epochs=epochs), shadows=shadows,
-            partition=not halves, neighbours=neighbours, confidence=confidence, seed=seed, progress=start,
-        )  # fmt: skip
-    facts = study.to_dict()
-    folder = None if out is None else write_audit(study.audit, out, facts)
-    verdict = (
-        f"Loss on members {study.train_loss:.3f}, on others {study.test_loss:.3f}. "
-        f"Noisy neighbours cost {study.cost_ratio:.0%} of the shadow attack."
-    )
-    _say(as_json, facts, study.audit.results, verdict, folder)
-
-
-def _say(
-    as_json: bool, facts: dict[str, Any], results: tuple[AttackResult, ...], verdict: str, folder: Path | None
-) -> None:
+    """The findings of an audit, as text or as JSON."""
     if as_json:
         say_json(facts)
         return
     from sordina.privacy import format_down
 
-    for result in results:
+    for result in sorted(results, key=lambda one: -one.bound.epsilon):
         rates = ", ".join(f"TPR at {rate:.1%} FPR {estimate}" for rate, estimate in result.tpr.items())
-        say(f"{result.name:>14}  AUC {result.auc}, {rates}, {result.seconds:.1f} s")
+        say(f"{result.name:>14}  AUC {result.auc}, {rates}, {result.seconds:.1f} s; the attacker knows {result.knows}")
         for bound in result.bounds:
             shown = format_down(bound.epsilon, 3)
             say(f"{'':>14}  epsilon >= {shown} by {bound.method}: {bound.detail} ({bound.assumes})")
     refuted = any(result.exceeds_claim for result in results)
-    say(verdict, alarm=refuted)
+    say(f"{word}. {verdict}" if word else verdict, alarm=refuted)
     if folder is not None:
         say(f"Saved in {folder}.")
 
 
-def _stop_if(refuted: bool) -> None:
+def _proved(run: Path) -> bool:
+    """Whether the run's claim was computed here from the events that ran, and is about the model beside it."""
+    from sordina.reports.reading import verify
+    from sordina.run_folder import PRIVACY, read_claim
+
+    if not (run / PRIVACY).is_file():
+        return False
+    claim = read_claim(run, check_model=False)
+    return verify(run, claim).verified and claim.sound and claim.releasable is not False
+
+
+def stop_if(refuted: bool) -> None:
+    """Exit code 1 if a claim was refuted."""
     if refuted:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _bars(*, shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _bars(*, shown: bool) -> Iterator[StagedProgress]:
     """Progress bars on standard error, one for each stage that is started."""
     if not shown:
-        yield lambda stage: lambda done, total: None
+        yield silent_stages
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import Progress
 
     console = Console(stderr=True)
     # Where nobody watches, such as a log, a bar that vanishes would leave an empty line.
-    progress = Progress(console=console, transient=True, disable=not console.is_interactive)
+    progress = rich.Progress(console=console, transient=True, disable=not console.is_interactive)
 
-    def start(stage: str) -> Callable[[int, int], None]:
+    def start(stage: str) -> Progress:
         progress.start()
         task = progress.add_task(stage, total=None)
         return lambda done, total: progress.update(task, completed=done, total=total)
@@ -296,12 +377,12 @@ def _bars(*, shown: bool) -> Iterator[Callable[[str], Callable[[int, int], None]
 
 
 @contextmanager
-def bar(stage: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+def bar(stage: str, *, shown: bool) -> Iterator[Progress]:
     """One bar, that appears with its first step."""
     with _bars(shown=shown) as start:
-        ticks: list[Callable[[int, int], None]] = []
+        ticks: list[Progress] = []
 
-        def tick(done: int, total: int) -> None:
+        def tick(done: int, total: int | None) -> None:
             if not ticks:
                 ticks.append(start(stage))
             ticks[0](done, total)

@@ -40,7 +40,9 @@ def federate(
         str | None,
         typer.Option(help="none, metric, central, distributed, gopa, local or record; metric-pfl's own is metric."),
     ] = None,
-    noise: Annotated[float, typer.Option(help="Noise multiplier nu of metric privacy: n/nu leaks each time.")] = 5.0,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise multiplier nu of metric privacy: n/nu leaks each time.")
+    ] = 5.0,
     radius: Annotated[
         str, typer.Option(help="'update' (the paper's heuristic) or 'public:R' (sound), for metric privacy.")
     ] = "update",
@@ -56,18 +58,18 @@ def federate(
         typer.Option(help="Share of a round's clients that does not collude with the server (distributed, gopa)."),
     ] = 0.7,
     tolerated_dropout: Annotated[
-        float, typer.Option(help="Largest share of a round's clients that may drop out of it (distributed).")
+        float, typer.Option(help="Largest share of a round's clients that may drop out of it (distributed, gopa).")
     ] = 0.1,
     neighbours: Annotated[int, typer.Option(help="Others that each client shares noise with (gopa).")] = 10,
     rounds: Annotated[int | None, typer.Option(help="The largest number of rounds.")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round (expected, if central).")] = None,
-    local_rate: Annotated[float | None, typer.Option(help="Step size at the client.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Batch size at the client.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Step size at the client.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Batch size at the client.")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over a client's rows.")] = 1,
     records: Annotated[
         int | None, typer.Option(help="Record privacy: a public number near the records of a client.")
     ] = None,
-    server_rate: Annotated[float | None, typer.Option(help="Step size at the server.")] = None,
+    server_learning_rate: Annotated[float | None, typer.Option(help="Step size at the server.")] = None,
     mu: Annotated[
         float, typer.Option(help="Weight of the regulariser: fedprox, feddyn, mean- and graph-regularised.")
     ] = 0.1,
@@ -78,8 +80,8 @@ def federate(
         int | None, typer.Option(help="Validations the loss is averaged over before it is judged.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; such models must not be released.")] = None,
-    inner_rate: Annotated[
-        float | None, typer.Option(help="Step with which per-fedavg's clients adapt; else the local rate.")
+    inner_learning_rate: Annotated[
+        float | None, typer.Option(help="Step with which per-fedavg's clients adapt; else the learning rate.")
     ] = None,
     prune: Annotated[float, typer.Option(help="Share of weights sub-fedavg's clients end up without.")] = 0.5,
     aggregate: Annotated[
@@ -125,8 +127,8 @@ def federate(
 
     With tables: `sordina federate clients/*.csv --schema patients.toml --strategy fedavg --privacy central`
 
-    Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise 5 --clients-per-round 7 --seed 0
-    --out runs/f`
+    Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise-multiplier 5
+    --clients-per-round 7 --seed 0 --out runs/f`
     """
     from sordina.cli.booking import booked_on
     from sordina.cli.output import rounds_bar
@@ -146,30 +148,31 @@ def federate(
         from sordina.federated.decentralized.peer_run import peer_problem, run_peers
         from sordina.federated.decentralized.peer_training import PeerSettings
 
-        if resume or privacy is not None:
-            raise InvalidInput(
-                "--topology has a privacy of its own and cannot be resumed: leave --privacy and --resume out."
-            )
+        if privacy is not None:
+            raise InvalidInput("--topology has a privacy of its own: leave --privacy out.")
         settings = PeerSettings(
-            topology, graph, rounds or 30, epsilon, delta, threshold, local_rate or 0.5, gossip_rounds, accelerated,
+            topology, graph, rounds or 30, epsilon, delta, threshold, learning_rate or 0.5, gossip_rounds, accelerated,
             protect, honest_share, seed=seed,
         )  # fmt: skip
         with rounds_bar(name, settings.rounds, shown=not as_json) as tick:
             _, facts = run_peers(
-                settings, peer_problem(name, settings, options), data=name, folder=out, ledger=books,
-                dataset=dataset_budget,
-                observe=tick,
+                settings, lambda drawn: peer_problem(name, settings, options, drawn), data=name, folder=out,
+                ledger=books, dataset=dataset_budget, observe=tick, resume=resume,
             )  # fmt: skip
         _tell(facts, out, as_json)
         return
     recipe = recipes.FederatedRecipe(
-        name, strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise=noise, radius=radius,
+        name, strategy=strategy, hypotheses=hypotheses, privacy=privacy, noise_multiplier=noise_multiplier,
+        radius=radius,
         leakage_limit=leakage_limit, epsilon=epsilon, delta=delta, clipping=clipping, threshold=threshold,
-        rounds=rounds, clients_per_round=clients_per_round, local_rate=local_rate, batch=batch, epochs=epochs,
+        rounds=rounds, clients_per_round=clients_per_round, learning_rate=learning_rate, batch_size=batch_size,
+        epochs=epochs,
         records=records if records is not None else table_records, options=options, honest_share=honest_share,
-        tolerated_dropout=tolerated_dropout, neighbours=neighbours, server_rate=server_rate, mu=mu, patience=patience,
+        tolerated_dropout=tolerated_dropout, neighbours=neighbours, server_learning_rate=server_learning_rate, mu=mu,
+        patience=patience,
         window=window, seed=seed, engine=engine, aggregate=aggregate,
-        compress=compress, dropout=dropout, late=late, hostile=hostile, inner_rate=inner_rate, prune=prune,
+        compress=compress, dropout=dropout, late=late, hostile=hostile, inner_learning_rate=inner_learning_rate,
+        prune=prune,
     )  # fmt: skip
     with rounds_bar(
         recipe.data, recipes.DATASET_DEFAULTS[name].rounds if rounds is None else rounds, shown=not as_json

@@ -30,6 +30,7 @@ from sordina.cli import (
     train,
     tune,
 )
+from sordina.cli._former_options import CommandWithFormerOptions
 from sordina.cli.output import plain, say
 from sordina.errors import SordinaError
 
@@ -48,7 +49,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(collect.app, name="collect")
 app.add_typer(flower.app, name="flower")
 app.command()(schema.schema)
-app.command()(train.train)
+app.command(cls=CommandWithFormerOptions)(train.train)
 app.command()(predict.predict)
 app.command()(card.card)
 app.command()(release.release)
@@ -57,7 +58,7 @@ app.command()(compare.compare)
 app.command()(demo.demo)
 app.command()(tune.tune)
 app.command()(reproduce.reproduce)
-app.command()(federate.federate)
+app.command(cls=CommandWithFormerOptions)(federate.federate)
 
 
 @app.callback(invoke_without_command=True)

@@ -13,7 +13,7 @@ from sordina.cli.output import say, say_json
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run on a table, or its model file.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run on a table or on texts, or a table's model file.")],
     table: Annotated[Path, typer.Argument(help="A CSV (also gzip) or Parquet file with the columns of the schema.")],
     out: Annotated[Path | None, typer.Option(help="Write the answers here, as CSV; printed if left out.")] = None,
     encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8",
@@ -25,9 +25,14 @@ def predict(
     Example: `sordina predict runs/patients new.csv --out answers.csv`
     """
     from sordina import private_files
-    from sordina.estimators.table_model import load
+    from sordina.integrations.text_run import is_text_model, predict_texts
 
-    answers = load(run).predict(table, encoding=encoding, separator=separator)
+    if is_text_model(run):
+        answers = predict_texts(run, table, encoding=encoding, separator=separator)
+    else:
+        from sordina.estimators.table_model import load
+
+        answers = load(run).predict(table, encoding=encoding, separator=separator)
     rows = list(zip(*(column.tolist() for column in answers.values()), strict=True))
     if as_json and out is None:
         say_json({"columns": list(answers), "rows": [list(row) for row in rows]})

@@ -119,6 +119,6 @@ def _say_answers(answers: tuple[Answer, ...], record: dict[str, Any]) -> None:
         say_table(columns, cells, title=answer.query, right=("value",))
         for note in answer.notes:
             say(f"  {note}")
-    say(f"Together: {record['statement']}.")
+    say(f"Together: {record['statement'].rstrip('.')}.")
     if not record["releasable"]:
         say("NOT TO BE PUBLISHED: the noise came from a seed.", alarm=True)

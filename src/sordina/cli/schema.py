@@ -36,7 +36,7 @@ def schema(
     Example: `sordina schema patients.csv --target outcome --person patient_id --out patients.toml`
     """
     from sordina import private_files
-    from sordina.privacy import Budget
+    from sordina.privacy import Budget, delta_limit
     from sordina.tables import Schema, complete_privately, draft_schema
     from sordina.tables.discover import advice
 
@@ -63,7 +63,8 @@ def schema(
         private_files.write(out, found.to_toml().encode())
     if as_json:
         claim = None if guarantee is None else str(guarantee)
-        say_json({"schema": found.to_dict(), "open": found.unfilled, "guarantee": claim})
+        limit = None if guarantee is None else delta_limit(guarantee.delta, str(guarantee.unit))
+        say_json({"schema": found.to_dict(), "open": found.unfilled, "guarantee": claim, "delta": limit})
         return
     for text in [f"Written to {out}."] if out is not None else found.to_toml().splitlines():
         say(text)

@@ -10,10 +10,11 @@ from sordina.clipping.automatic import Automatic
 from sordina.clipping.fixed import Fixed
 from sordina.clipping.online import Online, Rails
 from sordina.clipping.per_layer import Part, PerLayer, arrange, by_module
-from sordina.clipping.policy import Decay, Policy
+from sordina.clipping.policy import Decay, Policy, policy_facts
 from sordina.clipping.quantile import Quantile
 from sordina.clipping.sector import Follow, Sector, diameter
 from sordina.clipping.trailing import Trailing
+from sordina.clipping.typical_norm import TypicalNorm
 from sordina.errors import InvalidInput
 
 __all__ = [
@@ -29,22 +30,25 @@ __all__ = [
     "Rails",
     "Sector",
     "Trailing",
+    "TypicalNorm",
     "arrange",
     "by_module",
     "diameter",
     "named",
+    "policy_facts",
 ]
 
 
 # Policies by the names the command line knows.
 
-_MAKERS: dict[str, tuple[Callable[..., Policy[Any]], str | None]] = {
-    "online": (Online, "initial"),
-    "fixed": (Fixed, "C"),
-    "quantile": (Quantile, "initial"),
-    "automatic": (Automatic, None),
-    "trailing": (Trailing, "initial"),
-    "sector": (Sector, "high"),
+_MAKERS: dict[str, Callable[..., Policy[Any]]] = {
+    "typical-norm": TypicalNorm,
+    "online": Online,
+    "fixed": Fixed,
+    "quantile": Quantile,
+    "automatic": Automatic,
+    "trailing": Trailing,
+    "sector": Sector,
 }
 
 NAMES = tuple(_MAKERS)
@@ -55,13 +59,13 @@ def named(name: str, threshold: float | None = None) -> Policy[Any]:
     """The policy called ``name``, with ``threshold`` as its (first) threshold where one is given.
 
     >>> named("fixed", 0.5)
-    Fixed(C=0.5)
+    Fixed(threshold=0.5)
     """
     if name not in _MAKERS:
         raise InvalidInput(f"unknown clipping {name!r}: choose one of {', '.join(NAMES)}.")
-    maker, field = _MAKERS[name]
+    maker = _MAKERS[name]
     if threshold is None:
         return maker()
-    if field is None:
+    if maker is Automatic:
         raise InvalidInput(f"{name} clipping has no threshold to set.")
-    return maker(**{field: threshold})
+    return maker(threshold=threshold)

@@ -27,7 +27,7 @@ class Automatic:
         """Nothing to remember."""
 
     def direction(self, state: None) -> Tensor | None:
-        """None."""
+        """No projections are wanted."""
         return None
 
     def ask(self, scalars: Scalars, state: None) -> tuple[Query, ...]:
@@ -47,6 +47,6 @@ class Automatic:
     def adapt(self, state: None, released: Released) -> None:
         """Nothing changes."""
 
-    def threshold(self, state: None) -> float:
+    def current_threshold(self, state: None) -> float:
         """The norm bound, 1."""
         return 1.0

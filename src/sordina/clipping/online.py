@@ -5,7 +5,8 @@ vectors of the samples that were clipped. Both vectors are released with Gaussia
 q is nu_q, inside the sum), so the rule ``C <- C exp(rate sign(g . q))`` (eq. 3.20) is post-processing.
 
 In large models that sign is mostly noise, and where nothing is clipped q carries no signal at all. Three things help,
-and make the default (`Online.as_in_thesis` is the rule as printed):
+and make `Online()` (`Online.as_in_thesis` is the rule as printed; the default of training is `TypicalNorm`,
+because a threshold that follows shrinking gradients fails where labels are rare):
 
 - *averaging*: the sign is taken of running means of g and q, whose signal adds up and whose noise does not;
 - *rails*: a noisy count of clipped samples, one number that costs almost nothing, tells when C is far off. Outside
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from sordina._arguments import checked
+from sordina._renamed import renamed
 from sordina.clipping.policy import Decay, ball, moved, shrink, side_query
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency, check_positive
@@ -61,67 +63,71 @@ class Rails:
         return 0.0
 
 
+@renamed(C="threshold")
 @dataclass(frozen=True)
 class OnlineState:
     """The threshold, the number of steps and the running means of the released vectors."""
 
-    C: float
+    threshold: float
     step: int = 0
     gradient: Tensor | None = None
     derivative: Tensor | None = None
 
 
+@renamed(initial="threshold")
 @checked
 @dataclass(frozen=True)
 class Online:
-    """Move the threshold along the sign of ``g . q``, starting at ``initial``.
+    """Move the threshold along the sign of ``g . q``, starting at ``threshold``.
 
     ``memory`` is the weight of the past in the running means, ``inflation`` the growth of the gradient's noise that
     pays for the side queries.
 
     Args:
+        threshold: The first threshold.
         rate: How fast the threshold moves.
         rails: Between which fractions of clipped samples the rule may roam; None for no rails.
     """
 
-    initial: float = 0.1
+    threshold: float = 0.1
     rate: Decay = Decay(0.4, 25, power=2)
     memory: float = 0.9
     rails: Rails | None = Rails()
     inflation: float = 0.01
 
     def __post_init__(self) -> None:
-        check_positive("initial clipping threshold", self.initial)
+        check_positive("initial clipping threshold", self.threshold)
         check_positive("inflation", self.inflation)
         if not 0 <= self.memory < 1:
             raise InvalidInput(f"memory must lie in [0, 1), got {self.memory}.")
 
     @classmethod
-    def as_in_thesis(cls, initial: float = 0.1, rate: float = 2.5e-3) -> Online:
+    @renamed(initial="threshold")
+    def as_in_thesis(cls, threshold: float = 0.1, rate: float = 2.5e-3) -> Online:
         """Algorithm 3 of 000: constant rate, no averaging, no rails."""
-        return cls(initial, Decay(rate), memory=0.0, rails=None)
+        return cls(threshold, Decay(rate), memory=0.0, rails=None)
 
     def init(self, size: int) -> OnlineState:
-        """Start at ``initial``."""
-        return OnlineState(self.initial)
+        """Start at ``threshold``."""
+        return OnlineState(self.threshold)
 
     def direction(self, state: OnlineState) -> Tensor | None:
-        """None."""
+        """No projections are wanted."""
         return None
 
     def ask(self, scalars: Scalars, state: OnlineState) -> tuple[Query, ...]:
         """The clipped sum, the sum of unit vectors of clipped samples (eq. 3.11), and their centred count."""
         norms = scalars.norms
-        clipped = norms > state.C
+        clipped = norms > state.threshold
         unit = torch.where(clipped, norms.reciprocal(), 0.0)
-        vectors = (VectorQuery(shrink(norms, state.C)), VectorQuery(unit))
+        vectors = (VectorQuery(shrink(norms, state.threshold)), VectorQuery(unit))
         if self.rails is None:
             return vectors
         return (*vectors, ScalarQuery(clipped.to(norms).sub_(0.5)))
 
     def bounds(self, state: OnlineState, adjacency: Adjacency) -> tuple[float, ...]:
         """C, 1 and 1/2, or twice that."""
-        vectors = (ball(state.C, adjacency), ball(1.0, adjacency))
+        vectors = (ball(state.threshold, adjacency), ball(1.0, adjacency))
         return vectors if self.rails is None else (*vectors, ball(0.5, adjacency))
 
     def split(self, noise_multiplier: float) -> tuple[float, ...]:
@@ -134,13 +140,14 @@ class Online:
         gradient, derivative = released.answers[:2]
         push = self.rails.push(float(released.mean(2)) + 0.5) if self.rails else 0.0
         if state.derivative is None or state.gradient is None:
-            return OnlineState(state.C, state.step + 1, gradient, derivative)
+            return OnlineState(state.threshold, state.step + 1, gradient, derivative)
         mean_gradient = torch.lerp(gradient, state.gradient, self.memory)
         if push == 0:
             push = float(torch.sign(torch.dot(mean_gradient, state.derivative)))
-        C = moved(state.C, self.rate(state.step) * push)
-        return OnlineState(C, state.step + 1, mean_gradient, torch.lerp(derivative, state.derivative, self.memory))
+        threshold = moved(state.threshold, self.rate(state.step) * push)
+        mean_derivative = derivative.lerp_(state.derivative, self.memory)  # in its place: nobody else reads it
+        return OnlineState(threshold, state.step + 1, mean_gradient, mean_derivative)
 
-    def threshold(self, state: OnlineState) -> float:
-        """The current C."""
-        return state.C
+    def current_threshold(self, state: OnlineState) -> float:
+        """The current threshold."""
+        return state.threshold

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -54,9 +54,43 @@ class Policy(Protocol[State]):
         """The next state, from noised answers."""
         ...
 
-    def threshold(self, state: State) -> float:
+    def current_threshold(self, state: State) -> float:
         """The current clipping threshold, for people to look at."""
         ...
+
+
+@dataclass(frozen=True)
+class ReleasedNorm:
+    """The typical norm of the first gradients, as a policy released it, and whether it is still looking for it.
+
+    A policy that knows it has a method ``released_norm(state)``.
+    """
+
+    norm: float
+    found: bool
+
+
+def split_at(policy: Policy[Any], noise_multiplier: float, state: Any) -> tuple[float, ...]:
+    """The noise multipliers of a step's queries: those of `Policy.split`, unless they depend on the public state.
+
+    Args:
+        policy: A policy; one whose queries change with its state has a method ``split_at(noise_multiplier, state)``.
+        noise_multiplier: What they must cost together.
+        state: The policy's state in this step.
+    """
+    own = getattr(policy, "split_at", None)
+    return tuple(policy.split(noise_multiplier) if own is None else own(noise_multiplier, state))
+
+
+def released_norm(policy: Policy[Any], state: Any) -> ReleasedNorm | None:
+    """What ``policy`` knows of the typical norm; None if it looks for none.
+
+    Args:
+        policy: A policy.
+        state: Its state.
+    """
+    own = getattr(policy, "released_norm", None)
+    return None if own is None else own(state)
 
 
 def shrink(norms: Tensor, threshold: float) -> Tensor:
@@ -114,6 +148,29 @@ def spread(multipliers: Sequence[float]) -> float:
     if any(nu == 0 for nu in multipliers):
         return 0.0
     return float(sum(nu**-2 for nu in multipliers) ** -0.5)
+
+
+def policy_facts(policy: Any) -> dict[str, Any]:
+    """A policy as plain data: its kind and its fields, for ``privacy.json``.
+
+    >>> policy_facts(Decay(0.2, 50))
+    {'kind': 'Decay', 'first': 0.2, 'halving': 50, 'power': 1.0}
+
+    Args:
+        policy: A policy, `sordina.clipping.PerLayer`, or a part of one.
+    """
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value):
+            return policy_facts(value)
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        return getattr(value, "__qualname__", type(value).__name__)
+
+    told = {one.name: plain(getattr(policy, one.name)) for one in fields(policy)} if is_dataclass(policy) else {}
+    return {"kind": type(policy).__name__, **told}
 
 
 # How fast something adapts as the steps go by.

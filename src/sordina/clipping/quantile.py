@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from sordina._arguments import checked
+from sordina._renamed import renamed
 from sordina.clipping.policy import ball, moved, shrink, side_query
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency, check_positive
 from sordina.queries import Query, Released, ScalarQuery, Scalars, VectorQuery
 
 
+@renamed(C="threshold")
 @dataclass(frozen=True)
 class QuantileState:
     """The current threshold."""
 
-    C: float
+    threshold: float
 
 
+@renamed(initial="threshold")
 @checked
 @dataclass(frozen=True)
 class Quantile:
@@ -30,37 +33,37 @@ class Quantile:
     replace-one. It shares the noise with the gradient by Prop. 1 of 000: the gradient's grows by ``inflation``.
 
     Args:
-        initial: The first threshold.
+        threshold: The first threshold.
     """
 
     gamma: float = 0.5
-    initial: float = 0.1
+    threshold: float = 0.1
     rate: float = 0.2
     inflation: float = 0.002
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < 1:
             raise InvalidInput(f"the quantile gamma must lie in (0, 1), got {self.gamma}.")
-        check_positive("initial clipping threshold", self.initial)
+        check_positive("initial clipping threshold", self.threshold)
         check_positive("rate of the quantile update", self.rate)
         check_positive("inflation", self.inflation)
 
     def init(self, size: int) -> QuantileState:
-        """Start at ``initial``."""
-        return QuantileState(self.initial)
+        """Start at ``threshold``."""
+        return QuantileState(self.threshold)
 
     def direction(self, state: QuantileState) -> Tensor | None:
-        """None."""
+        """No projections are wanted."""
         return None
 
     def ask(self, scalars: Scalars, state: QuantileState) -> tuple[Query, ...]:
         """The sum of clipped vectors and the centred count of those below the threshold."""
-        below = torch.where(scalars.norms <= state.C, 0.5, -0.5).to(scalars.norms)
-        return (VectorQuery(shrink(scalars.norms, state.C)), ScalarQuery(below))
+        below = torch.where(scalars.norms <= state.threshold, 0.5, -0.5).to(scalars.norms)
+        return (VectorQuery(shrink(scalars.norms, state.threshold)), ScalarQuery(below))
 
     def bounds(self, state: QuantileState, adjacency: Adjacency) -> tuple[float, ...]:
         """C and 1/2, or twice that."""
-        return (ball(state.C, adjacency), ball(0.5, adjacency))
+        return (ball(state.threshold, adjacency), ball(0.5, adjacency))
 
     def split(self, noise_multiplier: float) -> tuple[float, ...]:
         """Little noise suffices for the gradient to stay almost as it was: a count is one number."""
@@ -69,8 +72,8 @@ class Quantile:
     def adapt(self, state: QuantileState, released: Released) -> QuantileState:
         """Move the threshold towards the quantile, geometrically."""
         fraction = float(released.mean(1)) + 0.5
-        return QuantileState(moved(state.C, -self.rate * (fraction - self.gamma)))
+        return QuantileState(moved(state.threshold, -self.rate * (fraction - self.gamma)))
 
-    def threshold(self, state: QuantileState) -> float:
-        """The current C."""
-        return state.C
+    def current_threshold(self, state: QuantileState) -> float:
+        """The current threshold."""
+        return state.threshold

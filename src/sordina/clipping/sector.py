@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from sordina._arguments import checked
+from sordina._renamed import renamed
 from sordina.clipping.policy import moved, shrink, side_query
 from sordina.errors import InvalidInput, Unsupported
 from sordina.privacy import Adjacency, check_positive
@@ -78,39 +79,44 @@ class Follow:
         check_positive("inflation", self.inflation)
 
 
+@renamed(high="threshold")
 @dataclass(frozen=True)
 class SectorState:
     """The sector's bounds, its direction, and the running mean the direction comes from."""
 
-    high: float
+    threshold: float
     low: float
     angle: float
     mean: Tensor | None = None
     direction: Tensor | None = None
 
 
+@renamed(high="threshold")
 @checked
 @dataclass(frozen=True)
 class Sector:
-    """Clip into ``{low <= |g| <= high, angle(g, d) <= angle}``; d from the last released aggregates.
+    """Clip into ``{low <= |g| <= threshold, angle(g, d) <= angle}``; d from the last released aggregates.
 
     Until something was released there is no direction, and the whole ball is used. ``memory`` is the weight of the past
     in the running mean of released aggregates that gives d. Replace-one adjacency only.
 
     Args:
+        threshold: The outer radius, the largest norm a vector keeps.
+        low: The inner radius.
+        angle: The angle around the direction, in radians.
         follow: How the sector adapts; None keeps it fixed.
     """
 
-    high: float = 1.0
+    threshold: float = 1.0
     low: float = 0.0
     angle: float = math.pi / 2
     memory: float = 0.9
     follow: Follow | None = None
 
     def __post_init__(self) -> None:
-        check_positive("upper threshold of the sector", self.high)
-        if not 0 <= self.low <= self.high:
-            raise InvalidInput(f"the lower threshold must lie in [0, {self.high}], got {self.low}.")
+        check_positive("upper threshold of the sector", self.threshold)
+        if not 0 <= self.low <= self.threshold:
+            raise InvalidInput(f"the lower threshold must lie in [0, {self.threshold}], got {self.low}.")
         if not 0 < self.angle <= math.pi:
             raise InvalidInput(f"the angle must lie in (0, pi], got {self.angle}.")
         if not 0 <= self.memory < 1:
@@ -118,7 +124,7 @@ class Sector:
 
     def init(self, size: int) -> SectorState:
         """The stated bounds, no direction."""
-        return SectorState(self.high, self.low, self.angle)
+        return SectorState(self.threshold, self.low, self.angle)
 
     def direction(self, state: SectorState) -> Tensor | None:
         """The unit vector along the running mean of what was released."""
@@ -128,13 +134,13 @@ class Sector:
         """The sum of vectors mapped into the sector; with `Follow`, three centred counts."""
         norms = scalars.norms
         if state.direction is None or scalars.projections is None:
-            vector = VectorQuery(shrink(norms, state.high))
+            vector = VectorQuery(shrink(norms, state.threshold))
             inside = torch.ones_like(norms, dtype=torch.bool)
         else:
             vector, inside = _into_sector(norms, scalars.projections, state)
         if self.follow is None:
             return (vector,)
-        counts = (norms <= state.high, norms <= state.low, inside)
+        counts = (norms <= state.threshold, norms <= state.low, inside)
         return (vector, *(ScalarQuery(torch.where(count, 0.5, -0.5).to(norms)) for count in counts))
 
     def bounds(self, state: SectorState, adjacency: Adjacency) -> tuple[float, ...]:
@@ -145,7 +151,7 @@ class Sector:
                 "adjacency (fixed-size sampling). Use Fixed, Quantile or Online under add/remove."
             )
         low = state.low / (1 + SLACK)
-        vector = 2 * state.high if state.direction is None else diameter(state.high, low, state.angle)
+        vector = 2 * state.threshold if state.direction is None else diameter(state.threshold, low, state.angle)
         return (vector,) if self.follow is None else (vector, 1.0, 1.0, 1.0)
 
     def split(self, noise_multiplier: float) -> tuple[float, ...]:
@@ -165,21 +171,21 @@ class Sector:
             return state
         rate = self.follow.rate
         high, low, angle = (float(released.mean(k)) + 0.5 for k in (1, 2, 3))
-        new_high = moved(state.high, -rate * (high - self.follow.high))
+        new_high = moved(state.threshold, -rate * (high - self.follow.high))
         new_low = min(moved(max(state.low, 1e-6 * new_high), -rate * (low - self.follow.low)), new_high)
         new_angle = min(moved(state.angle, -rate * (angle - self.follow.angle)), math.pi)
-        return replace(state, high=new_high, low=new_low, angle=new_angle)
+        return replace(state, threshold=new_high, low=new_low, angle=new_angle)
 
-    def threshold(self, state: SectorState) -> float:
+    def current_threshold(self, state: SectorState) -> float:
         """The upper threshold."""
-        return state.high
+        return state.threshold
 
 
 def _into_sector(norms: Tensor, projections: Tensor, state: SectorState) -> tuple[VectorQuery, Tensor]:
     n, p = norms.double(), projections.double()
     usable = n.isfinite() & p.isfinite() & (n > 0)
     n, p = torch.where(usable, n, 1.0), torch.where(usable, p, 0.0)
-    r = n.clamp(state.low, state.high)
+    r = n.clamp(state.low, state.threshold)
     inside = p >= n * math.cos(state.angle)
     sideways = ((n.square() - p.square()).clamp(min=0) + _NEARLY_ANTIPARALLEL * n.square()).sqrt()
     outside_own = r * math.sin(state.angle) / sideways

@@ -13,20 +13,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sordina._arguments import checked
+from sordina._renamed import renamed
 from sordina.clipping.policy import ball, shrink
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency, check_positive
 from sordina.queries import Query, Released, Scalars, VectorQuery
 
 
+@renamed(C="threshold")
 @dataclass(frozen=True)
 class TrailingState:
     """The current threshold and the last estimated norms of the mean gradient."""
 
-    C: float
+    threshold: float
     norms: tuple[float, ...] = ()
 
 
+@renamed(initial="threshold")
 @checked
 @dataclass(frozen=True)
 class Trailing:
@@ -35,11 +38,11 @@ class Trailing:
     A mean of vectors is shorter than the vectors, hence the ``factor`` above 1.
 
     Args:
-        initial: The first threshold.
+        threshold: The first threshold.
     """
 
     window: int = 10
-    initial: float = 1.0
+    threshold: float = 1.0
     factor: float = 4.0
     lowest: float = 1e-3
     highest: float = 1e3
@@ -47,26 +50,26 @@ class Trailing:
     def __post_init__(self) -> None:
         if self.window < 1:
             raise InvalidInput(f"the window must hold at least one step, got {self.window}.")
-        for name in ("initial", "factor", "lowest", "highest"):
+        for name in ("threshold", "factor", "lowest", "highest"):
             check_positive(f"{name} of trailing clipping", getattr(self, name))
-        if not self.lowest <= self.initial <= self.highest:
-            raise InvalidInput(f"initial {self.initial} must lie in [{self.lowest}, {self.highest}].")
+        if not self.lowest <= self.threshold <= self.highest:
+            raise InvalidInput(f"threshold {self.threshold} must lie in [{self.lowest}, {self.highest}].")
 
     def init(self, size: int) -> TrailingState:
-        """Start at ``initial``."""
-        return TrailingState(self.initial)
+        """Start at ``threshold``."""
+        return TrailingState(self.threshold)
 
     def direction(self, state: TrailingState) -> Tensor | None:
-        """None."""
+        """No projections are wanted."""
         return None
 
     def ask(self, scalars: Scalars, state: TrailingState) -> tuple[Query, ...]:
         """The sum of clipped vectors."""
-        return (VectorQuery(shrink(scalars.norms, state.C)),)
+        return (VectorQuery(shrink(scalars.norms, state.threshold)),)
 
     def bounds(self, state: TrailingState, adjacency: Adjacency) -> tuple[float, ...]:
         """C or 2C."""
-        return (ball(state.C, adjacency),)
+        return (ball(state.threshold, adjacency),)
 
     def split(self, noise_multiplier: float) -> tuple[float, ...]:
         """All noise on the one query."""
@@ -80,6 +83,6 @@ class Trailing:
         norms = (*state.norms, norm)[-self.window :]
         return TrailingState(min(max(self.factor * max(norms), self.lowest), self.highest), norms)
 
-    def threshold(self, state: TrailingState) -> float:
-        """The current C."""
-        return state.C
+    def current_threshold(self, state: TrailingState) -> float:
+        """The current threshold."""
+        return state.threshold

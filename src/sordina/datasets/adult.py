@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordina.datasets.data import Column, Data, Task
-from sordina.datasets.files import File, Progress, obtain, open_text
+from sordina.datasets.files import File, obtain, open_text
 from sordina.errors import InvalidInput
+from sordina.progress import StagedProgress
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 FILES = {
@@ -138,14 +139,14 @@ def encode(columns: dict[str, list[str]]) -> npt.NDArray[np.float32]:
     return np.concatenate(parts, axis=1)
 
 
-def _split(split: str, progress: Progress | None) -> tuple[TensorDataset, dict[str, Tensor]]:
+def _split(split: str, progress: StagedProgress | None) -> tuple[TensorDataset, dict[str, Tensor]]:
     columns = read(obtain(FILES[split], f"adult/{split}.csv", progress=progress))
     rich = np.array([income.startswith(">50K") for income in columns["income"]], dtype=np.int64)
     groups = {name: torch.from_numpy(_codes(columns, name)) for name in ("sex", "race")}
     return TensorDataset(torch.from_numpy(encode(columns)), torch.from_numpy(rich)), groups
 
 
-def load(*, progress: Progress | None = None) -> Data:
+def load(*, progress: StagedProgress | None = None) -> Data:
     """Adult: 131 inputs in [0, 1], target 1 for an income above 50 000 dollars."""
     train, train_groups = _split("train", progress)
     test, test_groups = _split("test", progress)

@@ -17,8 +17,9 @@ from torch.utils.data import TensorDataset
 
 from sordina.datasets import glove
 from sordina.datasets.data import Data, Task
-from sordina.datasets.files import File, Progress, obtain, open_text
+from sordina.datasets.files import File, obtain, open_text
 from sordina.errors import InvalidInput
+from sordina.progress import StagedProgress
 
 _URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 FILES = {
@@ -70,7 +71,7 @@ def encode(texts: list[list[str]], vectors: glove.Vectors, length: int) -> torch
     return torch.from_numpy(vectors.table)[torch.from_numpy(rows)].flatten(start_dim=1)
 
 
-def load(*, length: int = 15, dimension: int | None = None, progress: Progress | None = None) -> Data:
+def load(*, length: int = 15, dimension: int | None = None, progress: StagedProgress | None = None) -> Data:
     """AG News; the 120 000 training rows if ``train.csv`` is there, the subset ``train_subset.csv`` otherwise."""
     labels, texts = read(obtain(FILES["train"], "ag-news/train.csv", "ag-news/train_subset.csv", progress=progress))
     test_labels, test_texts = read(obtain(FILES["test"], progress=progress))

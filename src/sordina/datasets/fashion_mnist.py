@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch.utils.data import TensorDataset
 
 from sordina.datasets.data import Data, Task
-from sordina.datasets.files import Progress
 from sordina.datasets.mnist import files, images_and_labels
 from sordina.errors import InvalidInput
+from sordina.progress import StagedProgress
 
 _MIRRORS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -23,7 +23,7 @@ _CONTENT = {
 FILES = files("fashion-mnist", _CONTENT, _MIRRORS)
 
 
-def load(*, task: Task | str = Task.RECONSTRUCTION, progress: Progress | None = None) -> Data:
+def load(*, task: Task | str = Task.RECONSTRUCTION, progress: StagedProgress | None = None) -> Data:
     """Fashion-MNIST; ``task`` "reconstruction" (target = image) or "classification" (target = article)."""
     if task not in (Task.RECONSTRUCTION, Task.CLASSIFICATION):
         raise InvalidInput(f"fashion-mnist serves reconstruction or classification, not {task}.")

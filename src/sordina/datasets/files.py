@@ -12,20 +12,18 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 from sordina.errors import DataNotFound
+from sordina.progress import StagedProgress, silent
 
 # Where data files are: in the folder SORDINA_DATA, else in the user's cache, else on the net.
 #
 # SORDINA_DATA is the user's own folder: what lies there is taken as it is. What is downloaded lands in the cache, and
 # only after its checksum agrees.
-
-Progress: TypeAlias = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes so far and the bytes in all, if the server says."""
 
 ENVIRONMENT = "SORDINA_DATA"
 
@@ -69,14 +67,13 @@ def find(*paths: str) -> Path | None:
     return None
 
 
-def obtain(file: File, *alternatives: str, progress: Progress | None = None) -> Path:
+def obtain(file: File, *alternatives: str, progress: StagedProgress | None = None) -> Path:
     """``file``, or the first of ``alternatives`` that is already at hand; downloaded to the cache if none is."""
     found = find(*alternatives, file.path)
     if found is not None:
         return found
     if not file.urls:
         raise missing(file.path)
-
     return download(file, cache_folder(), progress=progress)
 
 
@@ -107,7 +104,7 @@ CHUNK = 1 << 16
 TIMEOUT_SECONDS = 30
 
 
-def download(file: File, folder: Path, *, progress: Progress | None = None) -> Path:
+def download(file: File, folder: Path, *, progress: StagedProgress | None = None) -> Path:
     """Try the addresses of ``file`` in turn; return its place under ``folder``, or raise `DataNotFound`.
 
     The bytes go to a temporary file beside the target, are checked there, and are renamed into place, so that a
@@ -132,17 +129,16 @@ def download(file: File, folder: Path, *, progress: Progress | None = None) -> P
     raise missing(file.path, f"the download failed ({'; '.join(reasons)})")
 
 
-def _fetch(url: str, partial: Path, name: str, progress: Progress | None) -> None:
+def _fetch(url: str, partial: Path, name: str, progress: StagedProgress | None) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "sordina"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response, partial.open("wb") as out:
         stated = response.headers.get("Content-Length")
         total = int(stated) if stated and stated.isdigit() else None
-        done = 0
+        done, tell = 0, silent if progress is None else progress(name)
         while chunk := response.read(CHUNK):
             out.write(chunk)
             done += len(chunk)
-            if progress is not None:
-                progress(name, done, total)
+            tell(done, total)
         if total is not None and done != total:
             raise DataNotFound(f"the connection ended after {done} of {total} bytes")
 

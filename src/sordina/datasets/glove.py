@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sordina.datasets.files import File, Progress, find, obtain
+from sordina.datasets.files import File, find, obtain
 from sordina.errors import InvalidInput
+from sordina.progress import StagedProgress
 
 ARCHIVE = File(
     "glove/glove.6B.zip",
@@ -34,7 +35,7 @@ class Vectors:
         return int(self.table.shape[1])
 
 
-def load(words: Collection[str], *, dimension: int | None = None, progress: Progress | None = None) -> Vectors:
+def load(words: Collection[str], *, dimension: int | None = None, progress: StagedProgress | None = None) -> Vectors:
     """Vectors of ``words``: 50-d if at hand, else 100-d, unless ``dimension`` decides; downloaded if none is there."""
     for size in (50, 100) if dimension is None else (dimension,):
         text = find(f"glove/glove.6B.{size}d.txt")

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sordina.datasets.data import Data, Task
-from sordina.datasets.files import File, Progress, obtain, read_bytes
+from sordina.datasets.files import File, obtain, read_bytes
 from sordina.errors import InvalidInput
+from sordina.progress import StagedProgress
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -55,7 +56,7 @@ def files(folder: str, content: dict[str, str], mirrors: tuple[str, ...]) -> dic
 FILES = files("mnist", _CONTENT, _MIRRORS)
 
 
-def images_and_labels(files: dict[str, File], split: str, progress: Progress | None) -> tuple[Tensor, Tensor]:
+def images_and_labels(files: dict[str, File], split: str, progress: StagedProgress | None) -> tuple[Tensor, Tensor]:
     """Images (N, 1, 28, 28) in [0, 1] and labels (N,), of ``split`` "train" or "t10k"."""
     pixels = read_idx(obtain(files[f"{split}-images-idx3-ubyte.gz"], progress=progress))
     labels = read_idx(obtain(files[f"{split}-labels-idx1-ubyte.gz"], progress=progress))
@@ -63,7 +64,7 @@ def images_and_labels(files: dict[str, File], split: str, progress: Progress | N
     return images, torch.from_numpy(labels.copy()).to(torch.int64)
 
 
-def load(*, progress: Progress | None = None) -> Data:
+def load(*, progress: StagedProgress | None = None) -> Data:
     """MNIST for classification."""
     return Data(
         name="mnist",

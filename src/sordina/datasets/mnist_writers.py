@@ -14,7 +14,8 @@ import torch
 
 from sordina.datasets import mnist
 from sordina.datasets.data import Column, Data
-from sordina.datasets.files import File, Progress, find, obtain
+from sordina.datasets.files import File, find, obtain
+from sordina.progress import StagedProgress
 
 _URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 FILES = {
@@ -35,7 +36,7 @@ _SIZES = {"train": 60_000, "test": 10_000}
 """QMNIST's test part goes on after the 10 000 images that MNIST has."""
 
 
-def _writers(split: str, progress: Progress | None) -> npt.NDArray[np.int64]:
+def _writers(split: str, progress: StagedProgress | None) -> npt.NDArray[np.int64]:
     packed = find("mnist-writers/mnist_writers.npz")
     if packed is not None:
         with np.load(packed) as arrays:
@@ -44,7 +45,7 @@ def _writers(split: str, progress: Progress | None) -> npt.NDArray[np.int64]:
     return labels[: _SIZES[split], _WRITER_COLUMN].astype(np.int64)
 
 
-def load(*, progress: Progress | None = None) -> Data:
+def load(*, progress: StagedProgress | None = None) -> Data:
     """MNIST for classification, with ``users`` the writers."""
     train, test = (torch.from_numpy(_writers(split, progress)) for split in ("train", "test"))
     return replace(

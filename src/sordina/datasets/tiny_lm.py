@@ -12,14 +12,16 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sordina.datasets.files import File, Progress, obtain
+from sordina.datasets.files import File, obtain
 from sordina.errors import InvalidInput, Unsupported
+from sordina.progress import StagedProgress
 
 _URL = "https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/"
 WEIGHTS = File(
@@ -74,7 +76,7 @@ class Tokenizer:
         return self.pieces[token]
 
 
-def load_tokenizer(*, progress: Progress | None = None) -> Tokenizer:
+def load_tokenizer(*, progress: StagedProgress | None = None) -> Tokenizer:
     """The 512 pieces."""
     content = obtain(PIECES, progress=progress).read_bytes()
     place, pieces, scores = 4, [], []
@@ -118,7 +120,7 @@ def _matrices(content: bytes, sizes: tuple[int, ...]) -> dict[str, Tensor]:
     return matrices
 
 
-def load_model(*, progress: Progress | None = None) -> Any:
+def load_model(*, progress: StagedProgress | None = None) -> Any:
     """The weights as a ``transformers.LlamaForCausalLM``, in float32."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -151,3 +153,48 @@ def load_model(*, progress: Progress | None = None) -> Any:
         model = LlamaForCausalLM(config)
     model.load_state_dict(state)
     return model.eval()
+
+
+def load_transformers_tokenizer(*, progress: StagedProgress | None = None) -> Any:
+    """The same pieces as a ``transformers.PreTrainedTokenizerFast``: a text begins with `BEGIN`.
+
+    Every way to split a piece into two others is a merge, and the piece with the highest score is merged first.
+    """
+    try:
+        from tokenizers import Tokenizer as Fast
+        from tokenizers import decoders, models, normalizers, processors
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise Unsupported("the tiny language model needs transformers: pip install 'sordina[llm]'.") from error
+    known = load_tokenizer(progress=progress)
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += [piece.decode() for piece in known.pieces[len(names) :]]
+    code = {name: index for index, name in enumerate(names)}
+    merges = [
+        (-known.scores[code[name]], code[name], name[:place], name[place:])
+        for name in names[_FIRST_BYTE + 256 :]
+        for place in range(1, len(name))
+        if name[:place] in code and name[place:] in code
+    ]
+    pairs = [(left, right) for _, _, left, right in sorted(merges)]
+    fast = Fast(models.BPE(vocab=code, merges=pairs, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    fast.normalizer = normalizers.Prepend(" ")
+    fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    fast.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BEGIN)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
+    )
+
+
+def save_pretrained(folder: str | Path, *, progress: StagedProgress | None = None) -> Path:
+    """Write model and tokenizer as `transformers` reads them; returns the folder.
+
+    Args:
+        folder: Where to.
+        progress: Told of downloads.
+    """
+    load_model(progress=progress).save_pretrained(folder)
+    load_transformers_tokenizer(progress=progress).save_pretrained(folder)
+    return Path(folder)

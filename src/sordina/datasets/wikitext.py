@@ -14,8 +14,9 @@ from torch.utils.data import TensorDataset
 
 from sordina.datasets import tiny_lm
 from sordina.datasets.data import Data, Task
-from sordina.datasets.files import File, Progress, obtain, open_text
+from sordina.datasets.files import File, obtain, open_text
 from sordina.errors import InvalidInput
+from sordina.progress import StagedProgress
 
 _URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 _CONTENT = {
@@ -30,7 +31,7 @@ FILES = {
 UNKNOWN, END = "<unk>", "<eos>"
 
 
-def read(split: str, *, progress: Progress | None = None) -> list[str]:
+def read(split: str, *, progress: StagedProgress | None = None) -> list[str]:
     """The words of "train", "valid" or "test", with ``<eos>`` at the end of each line."""
     with open_text(obtain(FILES[split], progress=progress)) as text:
         return [word for line in text for word in (*line.split(), END)]
@@ -43,7 +44,7 @@ def _sequences(ids: list[int], length: int) -> TensorDataset:
 
 
 def load(
-    *, length: int = 126, vocabulary: int | None = None, pieces: bool = False, progress: Progress | None = None
+    *, length: int = 126, vocabulary: int | None = None, pieces: bool = False, progress: StagedProgress | None = None
 ) -> Data:
     """Sequences of ``length`` tokens, without overlap.
 

@@ -2,8 +2,9 @@
 
 Constructors only store. `fit` checks everything that can be wrong, then reserves, then computes, then settles.
 
-**Bounds are public.** They come from the caller (``bounds``, ``target_bounds``) and are never read off the rows; values
-outside are moved to the nearest bound. The list of classes and the number of columns count as public.
+**Bounds are public.** They come from the caller (``bounds``, ``target_bounds``; rows of `sordina.tables.Prepare` lie in
+[0, 1]) and are never read off the rows; values outside are moved to the nearest bound. The list of classes and the
+number of columns count as public.
 
 **Persons.** ``fit(..., persons=ids)`` makes the unit a person: at most ``rows_per_person`` rows of each are kept, drawn
 at random, and every sensitivity is multiplied by that number.
@@ -27,6 +28,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.mechanisms.exact import DyadicGrid, floored_gaussian
 from sordina.privacy import Adjacency, Budget, Guarantee, Unit, delta_warning, format_up
+from sordina.tables.prepare import PreparedRows
 
 Floats = NDArray[np.float64]
 _UNBOOKED: list[Event] = []
@@ -39,6 +41,27 @@ class UnbookedFits(UserWarning):
 
 class LooseDelta(UserWarning):
     """A delta of one in the number of people or more, which excludes next to nothing."""
+
+
+class LittleData(UserWarning):
+    """So few rows for the budget that noise will most likely drown what they say."""
+
+
+def warn_of_little(units: int, epsilon: float, needed: float) -> None:
+    """Say, before anything is spent, that ``units`` at ``epsilon`` are few.
+
+    Args:
+        units: The public number of rows, or of persons.
+        epsilon: Of the budget.
+        needed: Units times epsilon from which this estimator was seen to learn.
+    """
+    if units * epsilon < needed:
+        warnings.warn(
+            f"{units} units at epsilon {epsilon:g} are few for this estimator (units x epsilon below {needed:g}): "
+            "it may come to little more than a constant. Take LogisticRegression, fewer components, or more rows.",
+            LittleData,
+            stacklevel=4,
+        )
 
 
 def warn_of_delta(words: str | None) -> None:
@@ -58,10 +81,12 @@ class PrivateEstimator(BaseEstimator):
         guarantee_: What the fit guarantees.
         event_: What the fit is to an accountant.
         cost_: Its epsilon at the budget's delta.
+        bounds_: The bounds that columns are scaled by: those stated, or (0, 1) for rows that `Prepare` made.
         releasable_: False where the noise can be repeated by whoever knows ``random_state``; a fact of the fit.
     """
 
     releasable_: bool
+    bounds_: Any
 
     budget: Budget | tuple[float, float] | None
     ledger: Ledger | str | None
@@ -220,6 +245,11 @@ def checked_rows(
     """
     if with_target and y is None:
         raise InvalidInput(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+    prepared = isinstance(X, PreparedRows)
+    X = X.frame() if prepared else X
+    if reset:
+        stated = getattr(estimator, "bounds", None)
+        estimator.bounds_ = (0.0, 1.0) if stated is None and prepared else stated
     try:
         from sklearn.utils.validation import validate_data
     except ImportError:  # scikit-learn before 1.6
@@ -241,7 +271,10 @@ def scaled(rows: Floats, bounds: Any) -> Floats:
         bounds: ``(low, high)``, numbers or one number per column.
     """
     low, high = _limits("bounds", bounds, rows.shape[1])
-    return (np.clip(rows, low, high) - low) / (high - low)
+    moved: Floats = np.clip(rows, low, high)
+    moved -= low  # in place: a million rows are copied once
+    moved /= high - low
+    return moved
 
 
 def scaled_targets(targets: Floats, bounds: Any) -> tuple[Floats, float, float]:
@@ -258,8 +291,8 @@ def scaled_targets(targets: Floats, bounds: Any) -> tuple[Floats, float, float]:
 def _limits(name: str, bounds: Any, width: int) -> tuple[Floats, Floats]:
     if bounds is None:
         raise InvalidInput(
-            f"{name} is missing: state (low, high) from what you know without the data. A bound read off the rows "
-            "would be outside the budget."
+            f"{name} is missing: state (low, high) from what you know without the data, or (0, 1) after "
+            "sordina.tables.Prepare. A bound read off the rows would be outside the budget."
         )
     try:
         low, high = (np.broadcast_to(np.asarray(one, np.float64), (width,)) for one in bounds)

@@ -2,8 +2,8 @@
 
 All of them are `sordina.Trainer` with a network or a linear model (`sordina.estimators.linear_classifiers`): the proof
 is the trainer's (per-sample gradients clipped to a public threshold, Gaussian noise, Poisson sampling, PLD accounting,
-add/remove neighbours). Nothing is searched: the threshold is fixed, the step length is found from released values,
-batch size and epochs follow from the number of rows, which counts as public.
+add/remove neighbours). Nothing is searched: the threshold is fixed or found privately, the step length is found from
+released values, batch size and epochs follow from the number of rows, which counts as public.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from sordina.accounting import Event
 from sordina.accounting.ledger import Ledger
-from sordina.clipping import Fixed
+from sordina.clipping import Fixed, Policy, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.estimators._base import (
     Floats,
@@ -75,7 +75,7 @@ class GradientEstimator(PrivateEstimator):
         batch_size, epochs = self._schedule(units)
         trainer = Trainer(
             module, loss, self._budget(),
-            clipping=Fixed(self.threshold),
+            clipping=self._clipping(),
             batch_size=batch_size,
             epochs=epochs,
             learning_rate=self._learning_rate(units),
@@ -109,6 +109,10 @@ class GradientEstimator(PrivateEstimator):
         batch_size = self.batch_size or batch_size_for(units, self.least_batch)
         return batch_size, epochs_for(units, batch_size) if self.epochs is None else self.epochs
 
+    def _clipping(self) -> Policy[Any]:
+        """Fixed, which small tables under much noise bear best with a linear model."""
+        return Fixed(self.threshold)
+
     def _learning_rate(self, units: int) -> AutomaticRate:
         """The rule of the step length; it may depend on public facts and on what was released."""
         return AutomaticRate()
@@ -118,7 +122,7 @@ class GradientEstimator(PrivateEstimator):
         module = self._module(rows.shape[1])
         module.load_state_dict({name: torch.from_numpy(value) for name, value in self.weights_.items()})
         with torch.no_grad():
-            outputs = module(torch.from_numpy(scaled(rows, self.bounds).astype(np.float32)))
+            outputs = module(torch.from_numpy(scaled(rows, self.bounds_).astype(np.float32)))
         answers: Floats = outputs.numpy().astype(np.float64)
         return answers
 
@@ -157,7 +161,7 @@ class GradientClassifier(ClassifierMixin, GradientEstimator):
         """
         rows, y = checked_rows(self, X, y, with_target=True)
         self.classes_, codes = checked_classes(y, classes)
-        unit_rows = scaled(rows, self.bounds)
+        unit_rows = scaled(rows, self.bounds_)
         self._train(self._module(rows.shape[1]), self._loss, unit_rows, torch.from_numpy(codes), persons)
         return self
 
@@ -219,6 +223,10 @@ class MLPClassifier(ProbabilityMixin, GradientClassifier):
         )  # fmt: skip
         self.hidden_layer_sizes = hidden_layer_sizes
 
+    def _clipping(self) -> Policy[Any]:
+        """The trainer's default: a threshold below the usual norms makes a network surer than it should be."""
+        return TypicalNorm()
+
     def _module(self, width: int) -> nn.Module:
         return _network(width, self.hidden_layer_sizes, len(self.classes_), self.random_state)
 
@@ -268,7 +276,7 @@ class MLPRegressor(RegressorMixin, GradientEstimator):
             persons: Whose row it is; the unit of privacy is then a person.
         """
         rows, y = checked_rows(self, X, y, with_target=True)
-        unit_rows = scaled(rows, self.bounds)
+        unit_rows = scaled(rows, self.bounds_)
         answers, self.middle_, self.width_ = scaled_targets(np.asarray(y, np.float64), self.target_bounds)
         targets = torch.from_numpy(answers.astype(np.float32))[:, None]
         self._train(self._module(rows.shape[1]), _squares, unit_rows, targets, persons)

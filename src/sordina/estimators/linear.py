@@ -117,7 +117,7 @@ class Ridge(RegressorMixin, PrivateEstimator):
             raise InvalidInput(f"no method is called {self.method!r}: choose {', '.join(METHODS)}.")
         if self.alpha < 0 or not math.isfinite(self.alpha):
             raise InvalidInput(f"alpha must be a number of at least 0, got {self.alpha}.")
-        unit_rows = scaled(rows, self.bounds)
+        unit_rows = scaled(rows, self.bounds_)
         answers, middle, width = scaled_targets(np.asarray(targets, np.float64), self.target_bounds)
         rng = self._rng()
         kept, most, unit = limited(persons, self.rows_per_person, len(rows), rng)
@@ -159,7 +159,7 @@ class Ridge(RegressorMixin, PrivateEstimator):
             values, vectors = values[values > 0], vectors[:, values > 0]
         cross = released[size * (size + 1) // 2 :] / (2 * bound)
         weights = vectors @ ((vectors.T @ cross) / np.maximum(values + ridge, 1e-9)) * np.append(scales, 1.0)
-        low, high = (np.broadcast_to(np.asarray(one, np.float64), (size - 1,)) for one in self.bounds)
+        low, high = (np.broadcast_to(np.asarray(one, np.float64), (size - 1,)) for one in self.bounds_)
         self.coef_ = weights[:-1] * width / (high - low)
         self.intercept_ = middle + width * (0.5 * weights[-1] - 0.5 * weights[:-1].sum()) - float(self.coef_ @ low)
         self.noise_multiplier_ = noise

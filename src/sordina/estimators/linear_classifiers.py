@@ -38,8 +38,9 @@ from sordina.estimators._base import (
     limited,
     noise_for,
     scaled,
+    warn_of_little,
 )
-from sordina.estimators._basis import FourierFeatures, HatFeatures, knots_for, number_columns
+from sordina.estimators._basis import ROWS_PER_HAT, FourierFeatures, HatFeatures, knots_for, number_columns
 from sordina.estimators._bins import binned_features
 from sordina.estimators._convex import LogisticLoss, MarginLoss, SmoothedHinge, shortened, signs_of
 from sordina.estimators.gradient import GradientClassifier, ProbabilityMixin, travel_for
@@ -95,8 +96,10 @@ class LinearClassifier(GradientClassifier):
         self._check()
         rows, y = checked_rows(self, X, y, with_target=True)
         self.classes_, codes = checked_classes(y, classes)
-        unit_rows = scaled(rows, self.bounds)
-        self.knots_ = self._knots(rows.shape[1], len(rows) if persons is None else len(np.unique(persons)))
+        unit_rows = scaled(rows, self.bounds_)
+        units = len(rows) if persons is None else len(np.unique(persons))
+        self._warn(units)
+        self.knots_ = self._knots(rows.shape[1], units)
         if self.method == "gradient":
             self._train(self._module(rows.shape[1]), self._loss, unit_rows, torch.from_numpy(codes), persons)
         else:
@@ -118,6 +121,9 @@ class LinearClassifier(GradientClassifier):
         whole = knots is None or (isinstance(knots, (int, np.integer)) and not isinstance(knots, bool))
         if not whole or (knots is not None and (knots < 0 or knots == 1)):
             raise InvalidInput(f"knots must be 0 or a whole number of at least 2, got {knots!r}.")
+
+    def _warn(self, units: int) -> None:
+        """Say what is known to be wanting, before anything is spent."""
 
     def _knots(self, width: int, units: int) -> int:
         if self.knots is not None:
@@ -151,12 +157,7 @@ class LinearClassifier(GradientClassifier):
         if self.method == "output":
             size = (int(shape[0]), int(shape[1]))
             return OutputPerturbation.within(budget, self.margin_loss, bound, problems, most, size, alpha)
-        if most > 1:
-            raise Unsupported(
-                "objective perturbation knows one row of a person only: its proof needs the gradient's direction. "
-                "State rows_per_person=1, or take method='gradient' or 'output'."
-            )
-        return ObjectivePerturbation.within(budget, self.margin_loss, bound, problems, alpha)
+        return ObjectivePerturbation.within(budget, self.margin_loss, bound, problems, alpha, most)
 
     def _learning_rate(self, units: int) -> AutomaticRate:
         return AutomaticRate(travel_for(units))
@@ -286,6 +287,10 @@ class SVC(LinearSVC):
         self.batch_size, self.rows_per_person, self.ledger = batch_size, rows_per_person, ledger
         self.dataset_budget, self.random_state = dataset_budget, random_state
         self.gamma, self.n_components = gamma, n_components
+
+    def _warn(self, units: int) -> None:
+        """On Adult's rows it stayed at the constant below this."""
+        warn_of_little(units, self._budget().epsilon, ROWS_PER_HAT * self.n_components)
 
     def _knots(self, width: int, units: int) -> int:
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,27 +17,31 @@ from numpy.typing import NDArray
 from sordina.errors import InvalidInput
 from sordina.estimators._base import PrivateEstimator
 from sordina.estimators._bins import BinnedFeature
+from sordina.estimators._trees import GrownTree
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
-from sordina.estimators.forest import GrownTree, RandomForestClassifier, RandomForestRegressor
+from sordina.estimators.forest import RandomForestClassifier, RandomForestRegressor
 from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import LinearRegression, Ridge
 from sordina.estimators.linear_classifiers import SVC, LinearSVC, LogisticRegression
-from sordina.estimators.moments import GaussianNB
-from sordina.privacy import Adjacency, Guarantee, Trust, Unit
+from sordina.estimators.moments import PCA, GaussianNB, KMeans
+from sordina.privacy_claim import PrivacyClaim
 from sordina.tables import Schema
 
 FORMAT = "sordina-table-model-1"
 KINDS: dict[str, type[PrivateEstimator]] = {
     kind.__name__: kind
     for kind in (
-        BoostedClassifier, BoostedRegressor, GaussianNB, LinearRegression, LinearSVC, LogisticRegression, MLPClassifier,
-        MLPRegressor, RandomForestClassifier, RandomForestRegressor, Ridge, SVC,
+        BoostedClassifier, BoostedRegressor, GaussianNB, KMeans, LinearRegression, LinearSVC, LogisticRegression,
+        MLPClassifier, MLPRegressor, PCA, RandomForestClassifier, RandomForestRegressor, Ridge, SVC,
     )
 }  # fmt: skip
-_PLAIN = ("bounds", "target_bounds", "gamma", "n_components", "hidden_layer_sizes")
+_PLAIN = ("bounds", "target_bounds", "gamma", "n_components", "hidden_layer_sizes", "n_clusters", "row_norm", "center")
 _NUMBERS = ("middle_", "width_", "intercept_", "n_features_in_", "knots_")
 _WHOLE = ("n_features_in_", "knots_")
-_ARRAYS = ("coef_", "intercept_", "theta_", "var_", "class_prior_")
+_ARRAYS = (
+    "coef_", "intercept_", "theta_", "var_", "class_prior_", "components_", "singular_values_", "mean_",
+    "cluster_centers_",
+)  # fmt: skip
 
 _DAMAGE = (
     KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError, MemoryError,
@@ -46,12 +51,12 @@ _DAMAGE = (
 Arrays = dict[str, NDArray[Any]]
 
 
-def pack(estimator: PrivateEstimator, schema: Schema, facts: dict[str, Any]) -> bytes:
+def pack(estimator: PrivateEstimator, schema: Schema | None, facts: dict[str, Any]) -> bytes:
     """The bytes of the model file.
 
     Args:
         estimator: A fitted estimator, one of `KINDS`.
-        schema: What is public about the table it was fitted on.
+        schema: What is public about the table it was fitted on; None if it was fitted on prepared rows.
         facts: The claim, as in ``privacy.json``.
     """
     from safetensors.numpy import save
@@ -61,18 +66,20 @@ def pack(estimator: PrivateEstimator, schema: Schema, facts: dict[str, Any]) -> 
         raise InvalidInput(f"a {name} cannot be kept in a model file.")
     arrays, plain = _state(estimator)
     options = {key: _listed(value) for key, value in estimator.get_params().items() if key in _PLAIN}
+    if "bounds" in options:
+        options["bounds"] = _listed(estimator.bounds_)
     header = {
         "format": FORMAT,
         "kind": name,
         "options": json.dumps(options),
         "plain": json.dumps(plain),
-        "schema": json.dumps(schema.to_dict()),
+        "schema": json.dumps(None if schema is None else schema.to_dict()),
         "privacy": json.dumps(facts),
     }
     return bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=header))
 
 
-def unpack(content: bytes) -> tuple[PrivateEstimator, Schema, dict[str, Any]]:
+def unpack(content: bytes) -> tuple[PrivateEstimator, Schema | None, dict[str, Any]]:
     """Estimator, schema and claim from the bytes of a model file.
 
     Args:
@@ -87,11 +94,13 @@ def unpack(content: bytes) -> tuple[PrivateEstimator, Schema, dict[str, Any]]:
         if header["format"] != FORMAT:
             raise InvalidInput("the model file was written by another version of Sordina.")
         estimator = KINDS[header["kind"]](**_options(json.loads(header["options"])))
+        estimator.bounds_ = getattr(estimator, "bounds", None)
         _restore(estimator, load(content), json.loads(header["plain"]))
         facts = json.loads(header["privacy"])
         _claim(estimator, facts)
         _try(estimator)
-        return estimator, Schema.load(json.loads(header["schema"])), facts
+        schema = json.loads(header["schema"])
+        return estimator, None if schema is None else Schema.load(schema), facts
     except (*_DAMAGE, SafetensorError) as error:
         if isinstance(error, InvalidInput):
             raise
@@ -106,11 +115,9 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _claim(estimator: PrivateEstimator, facts: dict[str, Any]) -> None:
-    epsilon = float("inf") if facts["epsilon"] is None else float(facts["epsilon"])
-    estimator.guarantee_ = Guarantee(
-        epsilon, float(facts["delta"]), Adjacency(facts["adjacency"]), Unit(facts["unit"]), Trust(facts["model"])
-    )
-    estimator.cost_, estimator.releasable_ = epsilon, facts["releasable"] is True
+    claim = PrivacyClaim.from_dict(facts, "the model file")
+    estimator.guarantee_ = replace(claim, private=claim.epsilon is not None).guarantee
+    estimator.cost_, estimator.releasable_ = estimator.guarantee_.epsilon, claim.releasable is True
 
 
 def _try(estimator: Any) -> None:
@@ -121,7 +128,8 @@ def _try(estimator: Any) -> None:
                 raise ValueError("a split knows fewer cells than its feature has")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the row has no names of columns
-        estimator.predict(np.zeros((1, estimator.n_features_in_)))
+        answer = getattr(estimator, "predict", None) or estimator.transform
+        answer(np.zeros((1, estimator.n_features_in_)))
 
 
 def _state(estimator: Any) -> tuple[Arrays, dict[str, Any]]:
@@ -164,7 +172,7 @@ def _restore(estimator: Any, arrays: Arrays, plain: dict[str, Any]) -> None:
     if "features_" in plain:
         estimator.features_ = tuple(BinnedFeature(tuple(c), int(n), bool(o)) for c, n, o in plain["features_"])
     tables = [name for name in arrays if name.startswith("tables_.")]
-    if tables:
+    if tables or isinstance(estimator, GaussianNB):  # which has none where all columns are numbers
         estimator.tables_ = [arrays[f"tables_.{place}"] for place in range(len(tables))]
     weights = {name[len("weights_.") :]: value for name, value in arrays.items() if name.startswith("weights_.")}
     if weights:

@@ -167,7 +167,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         rng = self._rng()
         kept, most, unit = limited(persons, self.rows_per_person, len(rows), rng)
         self.features_ = binned_features(getattr(self, "feature_names_in_", None), rows.shape[1], 2)
-        parts = self._parts(scaled(rows, self.bounds)[kept])
+        parts = self._parts(scaled(rows, self.bounds_)[kept])
         numbers, cells = parts[0].shape[1], [part.shape[1] for part in parts[1:]]
         multiplier = noise_for(self._budget(), Gaussian)
         sensitivity = math.sqrt(1 + len(cells) + numbers / 4 + numbers / 64) * most
@@ -209,7 +209,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
             X: Rows.
         """
         rows = fitted_rows(self, X)
-        z, *tables = self._parts(scaled(rows, self.bounds))
+        z, *tables = self._parts(scaled(rows, self.bounds_))
         likelihood = np.stack(
             [
                 -0.5 * (np.log(var) + (z - mean) ** 2 / var).sum(axis=1)
@@ -282,7 +282,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r}.")
         rng = self._rng()
         kept, most, unit = limited(persons, self.rows_per_person, len(rows), rng)
-        z = scaled(rows, self.bounds)[kept] - 0.5
+        z = scaled(rows, self.bounds_)[kept] - 0.5
         steps, size = int(self.max_iter), z.shape[1]
         multiplier = noise_for(self._budget(), lambda nu: Repeated(Gaussian(nu), steps))
         sensitivity = math.sqrt(1 + size / 4) * most
@@ -293,7 +293,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
                 totals = add_noise(member.T @ np.column_stack([np.ones(len(z)), z]), sensitivity, multiplier, rng)
                 enough = totals[:, :1] > 2 * sensitivity * multiplier
                 centres = np.where(enough, np.clip(totals[:, 1:] / np.maximum(totals[:, :1], 1.0), -0.5, 0.5), centres)
-        low, high = (np.broadcast_to(np.asarray(one, np.float64), (size,)) for one in self.bounds)
+        low, high = (np.broadcast_to(np.asarray(one, np.float64), (size,)) for one in self.bounds_)
         self.n_iter_ = steps
         self.cluster_centers_ = low + (centres + 0.5) * (high - low)
         return self
@@ -315,7 +315,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             X: Rows.
         """
         rows = fitted_rows(self, X)
-        return _nearest(scaled(rows, self.bounds), scaled(self.cluster_centers_, self.bounds))
+        return _nearest(scaled(rows, self.bounds_), scaled(self.cluster_centers_, self.bounds_))
 
     def transform(self, X: Any) -> Floats:
         """Distances to the centres, on scaled columns.
@@ -324,9 +324,17 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             X: Rows.
         """
         rows = fitted_rows(self, X)
-        z, centres = scaled(rows, self.bounds), scaled(self.cluster_centers_, self.bounds)
+        z, centres = scaled(rows, self.bounds_), scaled(self.cluster_centers_, self.bounds_)
         answers: Floats = np.sqrt(((z[:, None] - centres[None]) ** 2).sum(axis=2))
         return answers
+
+    def get_feature_names_out(self, input_features: Any = None) -> Any:
+        """Names of the new columns.
+
+        Args:
+            input_features: Ignored.
+        """
+        return np.asarray([f"kmeans{place}" for place in range(len(self.cluster_centers_))], dtype=object)
 
 
 def _nearest(rows: Floats, centres: Floats) -> Any:

@@ -17,6 +17,10 @@ and because ``g = f' s x`` has the direction of x, which does not depend on b, `
 
     delta(epsilon) <= 2 (Phi(-a/t) - exp(a + t^2/2) Phi(-a/t - t)),   a = epsilon - c >= 0.
 
+A person with up to m rows: the direction of the sum of their gradients may depend on b, so the argument is for one row.
+Group privacy does the rest (Dwork and Roth 2014, theorem 2.2, with delta): a release that is (e, d) for a row is (m e,
+d (exp(m e) - 1) / (exp(e) - 1)) for m of them. It costs more than m times the noise; ``method="gradient"`` does not.
+
 The minimum is only approached: where the gradient's norm is at most T and b was rounded by at most r, the weights are
 off by at most ``(T + r) / ridge``. Given the exact minimum that error is a function of the data, so it is released
 under Gaussian noise of its own, of sensitivity ``2 (T + r) / ridge``: tiny, and on the account.
@@ -73,7 +77,7 @@ class ObjectivePerturbation:
 
     @classmethod
     def within(
-        cls, budget: Budget, loss: MarginLoss, bound: float, problems: int, alpha: float = 0.0
+        cls, budget: Budget, loss: MarginLoss, bound: float, problems: int, alpha: float = 0.0, most: int = 1
     ) -> ObjectivePerturbation:
         """The least noise that keeps ``budget``.
 
@@ -83,6 +87,7 @@ class ObjectivePerturbation:
             bound: R.
             problems: How many there are.
             alpha: The least ridge; more is taken where the proof needs it.
+            most: Rows a unit may have.
         """
         if budget.delta == 0 or math.isinf(budget.epsilon):
             raise InvalidInput("objective perturbation needs a finite epsilon and a delta above 0.")
@@ -100,13 +105,15 @@ class ObjectivePerturbation:
                 break
         if low == 0.0:
             raise InvalidInput("this budget is too small for objective perturbation: take method='gradient'.")
+        row = low / most
+        row_delta = delta * math.exp(row - low) * math.expm1(-row) / math.expm1(-low)  # as the module has it
         curvature = loss.curvature * bound**2
-        ridge = max(alpha, curvature / math.expm1(_DETERMINANT_SHARE * low))
-        left = low - math.log1p(curvature / ridge)
+        ridge = max(alpha, curvature / math.expm1(_DETERMINANT_SHARE * row))
+        left = row - math.log1p(curvature / ridge)
         t_low, t_high = 0.0, math.sqrt(2 * left)
         for _ in range(60):
             middle = (t_low + t_high) / 2
-            t_low, t_high = (middle, t_high) if _delta(left - middle**2 / 2, middle) <= delta else (t_low, middle)
+            t_low, t_high = (middle, t_high) if _delta(left - middle**2 / 2, middle) <= row_delta else (t_low, middle)
         return cls(loss, bound, ridge, bound / t_low, event(low))
 
     def release(self, rows: Floats, signs: Sequence[Floats], rng: np.random.Generator) -> Floats:

@@ -37,7 +37,7 @@ def load_federation(folder: Path) -> TableModel:
         raise InvalidInput(f"{folder / MODELS} does not hold the models of a federation.") from error
     if len(models) != 1 or options.get("model", "linear") != "linear":
         raise Unsupported("predictions from a federation need one linear model: one that every client shares.")
-    return TableModel(_estimator(models[0], schema), schema, claim)
+    return TableModel(_estimator(models[0], schema), schema, claim.to_dict())
 
 
 def _trained_on(schema: Schema, client_column: Any) -> Schema:
@@ -62,6 +62,7 @@ def _estimator(flat: Any, schema: Schema) -> Any:
     else:
         estimator = Ridge(bounds=(0, 1), target_bounds=(0, 1))
         estimator.coef_, estimator.intercept_ = weights[0], float(bias[0])
+    estimator.bounds_ = (0.0, 1.0)
     estimator.n_features_in_, estimator.feature_names_in_ = width, np.asarray(names, dtype=object)
     estimator.guarantee_ = None  # the claim is the federation's, in `TableModel.facts`
     return estimator

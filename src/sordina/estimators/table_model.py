@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,9 @@ from sordina.estimators.forest import RandomForestClassifier, RandomForestRegres
 from sordina.estimators.gradient import MLPClassifier, MLPRegressor
 from sordina.estimators.linear import Ridge
 from sordina.estimators.linear_classifiers import LinearSVC, LogisticRegression
-from sordina.estimators.model_file import unpack
+from sordina.estimators.model_file import pack, unpack
 from sordina.privacy import Budget, delta_warning
+from sordina.privacy_claim import PrivacyClaim
 from sordina.run_folder import MODELS as FEDERATED_MODELS
 from sordina.run_folder import TABLE_MODEL, read_claim
 from sordina.tables import PreparedTable, Schema, feature_names, pieces
@@ -38,7 +38,7 @@ MODELS: dict[str, dict[Task, type[PrivateEstimator]]] = {
     "forest": {Task.CLASSIFICATION: RandomForestClassifier, Task.REGRESSION: RandomForestRegressor},
     "boosted": {Task.CLASSIFICATION: BoostedClassifier, Task.REGRESSION: BoostedRegressor},
 }
-ENOUGH = {Task.CLASSIFICATION: 100_000, Task.REGRESSION: 10_000}
+ENOUGH = {Task.CLASSIFICATION: 40_000, Task.REGRESSION: 2_000}
 """Rows times epsilon from which boosting pays, measured on a part of Adult's training rows: below, a linear model (with
 hats, for classes) is better or as good."""
 CAVEATS = (
@@ -143,9 +143,39 @@ def load(folder: str | Path) -> TableModel:
     else:
         claim = None
     estimator, schema, facts = unpack(private_files.read(path))
-    if claim is not None and any(claim.get(name) != facts.get(name) for name in ("epsilon", "delta", "unit")):
+    if schema is None:
+        raise InvalidInput(
+            f"{path} holds an estimator without a table's schema: sordina.estimators.load_estimator reads it."
+        )
+    inside = PrivacyClaim.from_dict(facts, str(path))
+    if claim is not None and (claim.epsilon, claim.delta, claim.unit) != (inside.epsilon, inside.delta, inside.unit):
         raise InvalidInput(f"the claim beside {path} is not the one inside it.")
     return TableModel(estimator, schema, facts)
+
+
+def save_estimator(estimator: PrivateEstimator, path: str | Path, schema: Schema | None = None) -> None:
+    """Keep a fitted estimator in one safetensors file, with its claim inside; nothing is pickled.
+
+    Args:
+        estimator: Fitted.
+        path: A new file.
+        schema: What is public about the table it was fitted on, if `sordina.load` is to answer for such tables.
+    """
+    from sklearn.utils.validation import check_is_fitted
+
+    check_is_fitted(estimator, "guarantee_")
+    if Path(path).exists():
+        raise InvalidInput(f"{path} is there already: an estimator is kept in a new file.")
+    private_files.write(Path(path), pack(estimator, schema, facts_of(estimator)))
+
+
+def load_estimator(path: str | Path) -> PrivateEstimator:
+    """The estimator that `save_estimator` kept; refuses what it does not know.
+
+    Args:
+        path: The file.
+    """
+    return unpack(private_files.read(Path(path)))[0]
 
 
 def kind_of(estimator: PrivateEstimator) -> str:
@@ -184,31 +214,26 @@ def make_estimator(
     return MODELS[name][table.task](budget, **options)
 
 
-def facts_of(estimator: Any, units: int) -> dict[str, Any]:
+def facts_of(estimator: Any, units: int | None = None) -> dict[str, Any]:
     """The claim of a fitted estimator, as ``privacy.json`` has it.
 
     Args:
         estimator: Fitted.
-        units: The public number of rows, or of persons.
+        units: The public number of rows, or of persons; None if it is not known any more.
     """
     guarantee = estimator.guarantee_
-    warning = delta_warning(guarantee.delta, units, str(guarantee.unit))
+    warning = None if units is None else delta_warning(guarantee.delta, units, str(guarantee.unit))
     seeded = "" if estimator.releasable_ else ", IF the noise were secret: this run was seeded, so do not release it"
-    return {
-        "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
-        "delta": guarantee.delta,
-        "private": True,
-        "statement": f"{guarantee}{seeded}.{f' {warning}' if warning else ''}",
-        "adjacency": str(guarantee.adjacency),
-        "unit": str(guarantee.unit),
-        "model": str(guarantee.trust),
-        "accountant": "pld",
-        "event": to_dict(estimator.event_),
-        "releasable": estimator.releasable_,
-        "estimator": type(estimator).__name__,
-        "caveats": [*CAVEATS, *([warning] if warning else [])],
-        "versions": {"sordina": sordina.__version__, "numpy": np.__version__},
-    }
+    return PrivacyClaim.of(
+        guarantee,
+        statement=f"{guarantee}{seeded}.{f' {warning}' if warning else ''}",
+        accountant="pld",
+        event=to_dict(estimator.event_),
+        releasable=estimator.releasable_,
+        caveats=(*CAVEATS, *([warning] if warning else [])),
+        versions={"sordina": sordina.__version__, "numpy": np.__version__},
+        more={"estimator": type(estimator).__name__},
+    ).to_dict()
 
 
 def frame_of(rows: NDArray[Any], schema: Schema) -> Any:

@@ -24,15 +24,14 @@ from sordina.estimators.model_file import pack
 from sordina.estimators.table_model import TableModel, choose_model, facts_of, frame_of, kind_of, load, make_estimator
 from sordina.fairness import measure
 from sordina.privacy import Budget, check_seed
-from sordina.run_folder import RECIPE, TABLE_MODEL, RunFolder, read_json
+from sordina.privacy_claim import PrivacyClaim
+from sordina.progress import StagedProgress, silent_stages
+from sordina.run_folder import FAIRNESS, RECIPE, SCORES, SPLIT, TABLE_MODEL, RunFolder, read_json
 from sordina.tables import PreparedTable, Schema, read_table
+from sordina.tables.readers import refuse_scoring_on
 
-SCORES, SPLIT, FAIRNESS = "scores.json", "split.json", "fairness.json"
-Say = Callable[[str], None]
-
-
-def silent(stage: str) -> None:
-    """Tells nobody."""
+FEW = 100
+"""Units times epsilon below which no estimator learned anything on small parts of Adult's training rows."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def train_table(
     seed: int | None = None,
     encoding: str = "utf-8",
     separator: str = ",",
-    progress: Say = silent,
+    progress: StagedProgress = silent_stages,
 ) -> TableRun:
     """Train a model on a table under a budget.
 
@@ -137,6 +136,9 @@ def train_table(
     why = "as asked for"
     if model == "auto":
         model, why = choose_model(split.table.task, split.units, budget.epsilon)
+    if split.units * budget.epsilon < FEW:
+        why += f"; units x epsilon is below {FEW}: noise will most likely leave little more than a constant"
+        progress(f"{split.units} units at epsilon {budget.epsilon:g} are too few to learn much")
     estimator = make_estimator(model, split.table, budget, ledger, dataset_budget, seed)
 
     def fit() -> TableModel:
@@ -163,7 +165,7 @@ def check_request(
 
 def read_split(
     source: Any, schema: Schema, test: Any, test_share: float | None, seed: int | None, encoding: str, separator: str,
-    progress: Say = silent,
+    progress: StagedProgress = silent_stages,
 ) -> SplitTable:  # fmt: skip
     """Read a table and decide which rows are trained on.
 
@@ -179,6 +181,8 @@ def read_split(
     """
     if test is not None and test_share is not None:
         raise InvalidInput("state a test table or a test share, not both.")
+    if test is not None:
+        refuse_scoring_on(source, test)
     if test_share is not None and not 0 < test_share < 1:
         raise InvalidInput(f"the test share must lie between 0 and 1, got {test_share}.")
     progress("reading the table")
@@ -252,7 +256,7 @@ def command_of(asked: Mapping[str, Any], command: str) -> dict[str, Any]:
 
 def keep(
     folder: Path | str | None, fit: Callable[[], TableModel], split: SplitTable, why: str,
-    asked: Mapping[str, Any], dataset_budget: str | None, progress: Say = silent,
+    asked: Mapping[str, Any], dataset_budget: str | None, progress: StagedProgress = silent_stages,
 ) -> TableRun:  # fmt: skip
     """Fit, and with a folder keep the model, its claim, what was asked for and the scores.
 
@@ -282,7 +286,11 @@ def keep(
             raise
         kept_folder.write_json(RECIPE, {key: value for key, value in asked.items() if value is not None})
         kept_folder.write_json(SPLIT, {"seed": split.seed})
-        kept_folder.finish(pack(fitted.estimator, fitted.schema, fitted.facts), fitted.facts, name=TABLE_MODEL)
+        kept_folder.finish(
+            pack(fitted.estimator, fitted.schema, fitted.facts),
+            PrivacyClaim.from_dict(fitted.facts),
+            name=TABLE_MODEL,
+        )
         progress("scoring")
         run = _scored(fitted, split, why)
         kept_folder.write_json(SCORES, {"model": run.name, "why": run.why, **run.scores})

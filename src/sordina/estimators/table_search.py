@@ -27,7 +27,6 @@ from sordina.errors import InvalidInput
 from sordina.estimators._base import PrivateEstimator, uncounted, warn_unbooked
 from sordina.estimators.table_model import TableModel, facts_of, frame_of, make_estimator
 from sordina.estimators.table_run import (
-    Say,
     SplitTable,
     TableRun,
     asked_for,
@@ -36,11 +35,11 @@ from sordina.estimators.table_run import (
     keep,
     read_split,
     rows_of,
-    silent,
     tested_rows,
 )
 from sordina.mechanisms import Exponential
 from sordina.privacy import Adjacency, Budget, Guarantee, Unit
+from sordina.progress import StagedProgress, silent_stages
 from sordina.tables import PreparedTable, Schema
 
 CHOICE_SHARE = 0.1
@@ -64,7 +63,7 @@ def tune_table(
     seed: int | None = None,
     encoding: str = "utf-8",
     separator: str = ",",
-    progress: Say = silent,
+    progress: StagedProgress = silent_stages,
 ) -> TableRun:
     """Fit several kinds of model and keep the one that does best on held-out units, within one budget.
 

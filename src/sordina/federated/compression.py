@@ -173,22 +173,22 @@ class Compressed:
         assert vectors is not None
         return ClientUpdate(vectors=torch.from_numpy(self.codec.encode(vectors, rng)))
 
-    def decoded(self, parcel: ClientUpdate) -> ClientUpdate:
-        """The parcel as the placement would have sent it."""
-        if parcel.vectors is None or not len(parcel.vectors):
-            return parcel
-        vectors = self.codec.decode(parcel.vectors.numpy(), self.size).to(self.dtype)
+    def decoded(self, update: ClientUpdate) -> ClientUpdate:
+        """The update as the placement would have sent it."""
+        if update.vectors is None or not len(update.vectors):
+            return update
+        vectors = self.codec.decode(update.vectors.numpy(), self.size).to(self.dtype)
         sums = (vectors.sum(dim=0), vectors.new_tensor(float(len(vectors)))) if self._bare else ()
-        return replace(parcel, sums=sums, vectors=vectors)
+        return replace(update, sums=sums, vectors=vectors)
 
     @property
     def _bare(self) -> bool:
         """Without privacy the placement works from sums; clients then count alike."""
         return isinstance(self.placement, ClearUpdates)
 
-    def open(self, parcel: ClientUpdate, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
+    def open(self, update: ClientUpdate, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
         """Unpack, then as the placement does."""
-        return self.placement.open(self.decoded(parcel), state, rng)
+        return self.placement.open(self.decoded(update), state, rng)
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """The placement's own."""

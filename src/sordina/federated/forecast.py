@@ -88,7 +88,7 @@ def _noise_of_a_round(placement: Any, work: Any, facts: FederationFacts, size: i
     if isinstance(placement, RecordNoise):
         return placement.noise_multiplier / (float(getattr(work, "divisor", 1.0)) * math.sqrt(clients))
     if isinstance(placement, PrivateUpdates):
-        per_step = placement.noise_multiplier / placement.sampler.expected_batch
+        per_step = placement.noise_multiplier / placement.sampler.expected_batch_size
         return per_step / math.sqrt(placement.steps * clients)
     return None
 

@@ -1,10 +1,11 @@
 """What passes between server and clients, as plain arrays.
 
-    server --Arrays--> client work -> Outcome -> guard --Parcel--> server half of the placement -> Release -> strategy
+    server --Arrays--> work of the client -> ClientResult -> clipping, noise --ClientUpdate--> server's half of the
+    placement -> Release -> strategy
 
-An `ClientResult` holds raw updates and never leaves the client. A `ClientUpdate` is what leaves it: sums that are
-clipped and
-about to be noised by a trusted server, or vectors that were sanitised already. A `Release` is all a strategy sees.
+A `ClientResult` holds raw updates and never leaves the client. A `ClientUpdate` is what leaves it: sums that are
+clipped and about to be noised by a trusted server, or vectors that were sanitised already. A `Release`
+is all a strategy sees.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What leaves the clients: sums over clients, sanitised vectors, or both. Parcels add up in any grouping."""
+    """What leaves the clients: sums over clients, sanitised vectors, or both. Updates add up in any grouping."""
 
     sums: tuple[Tensor, ...] = ()
     vectors: Tensor | None = None

@@ -67,7 +67,7 @@ def arrange(
     clients: NDArray[np.int64],
     order: RowOrder,
     *,
-    batch: int,
+    batch_size: int,
     epochs: int = 1,
     steps: int | None = None,
 ) -> Iterator[NDArray[np.int64]]:
@@ -77,15 +77,15 @@ def arrange(
     one that fits into a single batch keeps its order. ``sizes`` must not increase, so the clients that take step s
     are the first ones.
     """
-    if batch < 1 or epochs < 1 or (steps is not None and steps < 1):
-        raise InvalidInput(f"local batch, epochs and steps must be at least 1, got {batch}, {epochs}, {steps}.")
+    if batch_size < 1 or epochs < 1 or (steps is not None and steps < 1):
+        raise InvalidInput(f"local batch, epochs and steps must be at least 1, got {batch_size}, {epochs}, {steps}.")
     if np.any(np.diff(sizes) > 0):
         raise InvalidInput("clients must be sorted by size, largest first.")
     if not len(sizes) or not sizes.max(initial=0):
         return
-    per_epoch = -(-sizes // batch)
+    per_epoch = -(-sizes // batch_size)
     total = per_epoch * epochs if steps is None else np.where(sizes > 0, steps, 0)
-    width = int(min(batch, sizes.max()))
+    width = int(min(batch_size, sizes.max()))
     if per_epoch.max() == 1:
         permutation = np.broadcast_to(np.arange(width), (len(sizes), 1, width))
         passes = 1
@@ -98,7 +98,7 @@ def arrange(
     for step in range(int(total.max())):
         taking = int((total > step).sum())
         lane, count = lanes[:taking, None], per_epoch[:taking, None]
-        slot = (step % count) * batch + np.arange(width)
+        slot = (step % count) * batch_size + np.arange(width)
         inside = slot < sizes[:taking, None]
         chosen = permutation[lane, (step // count) % passes, np.minimum(slot, permutation.shape[-1] - 1)]
         yield np.where(inside, chosen, -1)
@@ -190,9 +190,11 @@ class Cohort:
         index = torch.from_numpy(first + np.arange(len(owner)))
         return self.population.x[index], self.population.y[index], torch.from_numpy(owner)
 
-    def batches(self, order: RowOrder, *, batch: int, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, order: RowOrder, *, batch_size: int, epochs: int = 1, steps: int | None = None
+    ) -> Iterator[Batch]:
         """The local batches, step after step, for the clients that still have one: a prefix of the cohort."""
-        for positions in arrange(self.sizes, self.numbers, order, batch=batch, epochs=epochs, steps=steps):
+        for positions in arrange(self.sizes, self.numbers, order, batch_size=batch_size, epochs=epochs, steps=steps):
             yield self._batch(positions)
 
     def _batch(self, positions: NDArray[np.int64]) -> Batch:
@@ -231,20 +233,20 @@ class ClientsInTurn:
     """Everybody once before anybody twice, in an order shuffled anew for each pass.
 
     Leakage that composes by addition is then spread evenly, where fresh samples would hit some clients twice as often
-    as others. A pass leaves out the ``size % batch`` clients that do not fill a round.
+    as others. A pass leaves out the ``size % clients_per_round`` clients that do not fill a round.
 
     >>> seen = [ClientsInTurn(3, seed=1).draw(t, 7, np.random.default_rng(0)) for t in range(4)]
     >>> len(set(np.concatenate(seen[:2]))), len(set(np.concatenate(seen[2:])))
     (6, 6)
     """
 
-    batch: int
+    clients_per_round: int
     seed: int = 0
 
     def draw(self, number: int, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The next ``batch`` clients of the present pass."""
-        if not 0 < self.batch <= size:
-            raise InvalidInput(f"the clients per round must lie in [1, {size}], got {self.batch}.")
-        turn, place = divmod(number, size // self.batch)
+        """The next ``clients_per_round`` clients of the present pass."""
+        if not 0 < self.clients_per_round <= size:
+            raise InvalidInput(f"the clients per round must lie in [1, {size}], got {self.clients_per_round}.")
+        turn, place = divmod(number, size // self.clients_per_round)
         order: NDArray[np.int64] = shuffles(np.array([size]), np.array([0]), RowOrder(self.seed, turn), 1)[0, 0]
-        return order[place * self.batch : (place + 1) * self.batch]
+        return order[place * self.clients_per_round : (place + 1) * self.clients_per_round]

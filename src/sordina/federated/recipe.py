@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from sordina import random
+from sordina._renamed import current_fields, renamed
 from sordina.clipping import NAMES as CLIPPINGS
 from sordina.clipping import named as clipping_named
 from sordina.errors import InvalidInput, Unsupported
@@ -43,8 +44,8 @@ class DatasetDefaults:
 
     rounds: int
     clients_per_round: int
-    local_rate: float
-    batch: int
+    learning_rate: float
+    batch_size: int
     patience: int | None = None
     every: int = 1
     sample: int | None = None
@@ -68,15 +69,22 @@ DATASET_DEFAULTS = {
 """``own`` are the data of a Flower app's clients, which no loader knows."""
 
 
+_FORMER = {
+    "local_rate": "learning_rate", "batch": "batch_size", "noise": "noise_multiplier",
+    "server_rate": "server_learning_rate", "inner_rate": "inner_learning_rate",
+}  # fmt: skip
+
+
+@renamed(**_FORMER)
 @dataclass(frozen=True)
 class FederatedRecipe:
-    """Everything a run depends on but the data. ``seed`` None means secure noise; None elsewhere means the habit."""
+    """Everything a run depends on but the data. ``seed`` None means secure noise; elsewhere: the default."""
 
     data: str
     strategy: str = "metric-pfl"
     hypotheses: int = 2
     privacy: str | None = None
-    noise: float = 5.0
+    noise_multiplier: float = 5.0
     radius: str = "update"
     leakage_limit: float | None = None
     epsilon: float = 3.0
@@ -85,10 +93,10 @@ class FederatedRecipe:
     threshold: float = 1.0
     rounds: int | None = None
     clients_per_round: int | None = None
-    local_rate: float | None = None
-    batch: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
     epochs: int = 1
-    server_rate: float | None = None
+    server_learning_rate: float | None = None
     mu: float = 0.1
     patience: int | None = None
     window: int | None = None
@@ -104,16 +112,16 @@ class FederatedRecipe:
     late: float = 0.0
     hostile: str = ""
     """Clients that misbehave, as ``nan:3,huge:7``."""
-    inner_rate: float | None = None
-    """The step with which clients of per-fedavg adapt; None: the local rate."""
+    inner_learning_rate: float | None = None
+    """The step with which clients of per-fedavg adapt; None: the learning rate."""
     prune: float = 0.5
     """The share of weights that clients of sub-fedavg end up without."""
     records: int | None = None
-    """A public number near the records of a client, for record-level privacy; None: the habit."""
+    """A public number near the records of a client, for record-level privacy; None: the default of the data."""
     honest_share: float = 0.7
     """Under distributed privacy and gopa: the share of a round's clients that does not collude with the server."""
     tolerated_dropout: float = 0.1
-    """Under distributed privacy: the largest share of the clients of a round that may drop out of it."""
+    """Under distributed privacy and gopa: the largest share of the clients of a round that may drop out of it."""
     neighbours: int = 10
     """Under gopa: how many others each client shares noise with."""
 
@@ -143,13 +151,13 @@ class FederatedRecipe:
         self._check_numbers()
 
     def _check_numbers(self) -> None:
-        """None is the habit; 0 is a mistake."""
-        for name in ("rounds", "clients_per_round", "batch", "window"):
+        """None means the default; 0 is a mistake."""
+        for name in ("rounds", "clients_per_round", "batch_size", "window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name.replace('_', ' ')} must be at least 1, got {value}.")
-        check_positive("noise multiplier nu", self.noise)
-        for name in ("local_rate", "server_rate", "inner_rate", "threshold"):
+        check_positive("noise multiplier nu", self.noise_multiplier)
+        for name in ("learning_rate", "server_learning_rate", "inner_learning_rate", "threshold"):
             if getattr(self, name) is not None:
                 check_positive(name.replace("_", " "), getattr(self, name))
         if not 0 < self.honest_share <= 1 or not 0 <= self.tolerated_dropout < 1:
@@ -177,7 +185,7 @@ class FederatedRecipe:
         return self.privacy or ("metric" if self.strategy.startswith("metric-pfl") else "none")
 
     @property
-    def weather(self) -> FaultInjection:
+    def faults(self) -> FaultInjection:
         """What happens to clients and messages on the way."""
         return FaultInjection(self.dropout, self.late, hostile_of(self.hostile), self.seed or 0)
 
@@ -187,57 +195,59 @@ class FederatedRecipe:
         return self.hypotheses if self.strategy in registry.PERSONAL else 1
 
     def setup(self, clients: int) -> FederatedSetup:
-        """The choices of this recipe among ``clients`` clients, with the data's habits filled in.
+        """The choices of this recipe among ``clients`` clients, with the defaults of the data filled in.
 
         Args:
             clients: How many there are.
         """
-        habits = DATASET_DEFAULTS[self.data]
+        defaults = DATASET_DEFAULTS[self.data]
         if self.clients_per_round is not None and self.clients_per_round > clients:
             raise InvalidInput(f"clients per round must lie in [1, {clients}], got {self.clients_per_round}.")
-        per_round = min(self.clients_per_round or habits.clients_per_round, clients)
+        per_round = min(self.clients_per_round or defaults.clients_per_round, clients)
         steady = self.strategy == "metric-pfl-steady"
-        patience = self.patience if self.patience is not None else habits.patience
+        patience = self.patience if self.patience is not None else defaults.patience
         window = self.window or (_STEADY_WINDOW if steady else 1)
         if steady and self.patience is None:
             patience = _STEADY_PATIENCE
         return FederatedSetup(
             self.algorithm(),
             self.placing(),
-            FederationFacts(self.rounds or habits.rounds, clients, per_round, self.seed),
+            FederationFacts(self.rounds or defaults.rounds, clients, per_round, self.seed),
             Patience(patience, window) if patience else None,
-            habits.every,
-            habits.sample,
+            defaults.every,
+            defaults.sample,
             self.engine,
             self.aggregate,
             self.compress,
-            self.weather,
+            self.faults,
         )
 
     @property
     def local_steps(self) -> LocalSteps:
         """A client's steps."""
-        habits = DATASET_DEFAULTS[self.data]
-        return LocalSteps(self.local_rate or habits.local_rate, self.batch or habits.batch, self.epochs)
+        defaults = DATASET_DEFAULTS[self.data]
+        return LocalSteps(
+            self.learning_rate or defaults.learning_rate, self.batch_size or defaults.batch_size, self.epochs
+        )
 
     def algorithm(self) -> FederatedAlgorithm:
         """The algorithm this recipe names, with its options."""
-        habits, steps = DATASET_DEFAULTS[self.data], self.local_steps
+        defaults, steps = DATASET_DEFAULTS[self.data], self.local_steps
         steady = self.strategy == "metric-pfl-steady"
         options: dict[str, Any] = {
-            "learning_rate": steps.rate,
-            "batch_size": steps.batch,
+            "learning_rate": steps.learning_rate,
+            "batch_size": steps.batch_size,
             "local_epochs": self.epochs,
-            "server_learning_rate": self.server_rate or (habits.steady_rate if steady else 1.0),
+            "server_learning_rate": self.server_learning_rate or (defaults.steady_rate if steady else 1.0),
             "models": self.hypotheses,
             "mu": self.mu,
             "alpha": self.mu,
             "weight": self.mu,
-            "inner_learning_rate": self.inner_rate,
+            "inner_learning_rate": self.inner_learning_rate,
             "prune": self.prune,
         }
         if self.strategy == "fedsgd":
-            options["learning_rate"] *= self.server_rate or 1.0
+            options["learning_rate"] *= self.server_learning_rate or 1.0
         return registry.named(self.strategy, options)
 
     def placing(self) -> FederatedPrivacy:
@@ -246,7 +256,7 @@ class FederatedRecipe:
         if self.placed == "metric":
             radius = radius_of(self.radius)
             shown = radius.value if isinstance(radius, PublicRadius) else self.radius
-            return MetricDP(self.noise, shown, self.leakage_limit)
+            return MetricDP(self.noise_multiplier, shown, self.leakage_limit)
         if self.placed == "central":
             policy = clipping_named(self.clipping, None if self.clipping == "automatic" else self.threshold)
             return CentralDP(budget, policy)
@@ -254,7 +264,7 @@ class FederatedRecipe:
             policy = clipping_named(self.clipping, None if self.clipping == "automatic" else self.threshold)
             return DistributedDP(budget, policy, self.honest_share, self.tolerated_dropout)
         if self.placed == "gopa":
-            return GOPA(budget, self.honest_share, self.neighbours, self.threshold, self.dropout)
+            return GOPA(budget, self.honest_share, self.neighbours, self.threshold, self.tolerated_dropout)
         if self.placed == "local":
             return LocalDP(budget, self.threshold)
         if self.placed == "record":
@@ -265,6 +275,15 @@ class FederatedRecipe:
         """The data, by ``data_seed`` if there is one; else they are the first that ``rng`` draws."""
         drawn = rng if self.data_seed is None else np.random.default_rng(self.data_seed)
         return FederatedProblem.of(load(self.data, drawn, **self.options))
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> FederatedRecipe:
+        """The recipe in a run's folder or in the configuration of a Flower app, also of earlier versions.
+
+        Args:
+            facts: Plain data.
+        """
+        return cls(**current_fields(cls, facts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

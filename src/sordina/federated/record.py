@@ -18,7 +18,8 @@ from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.placement import Facts, PrivacyStatement
 from sordina.federated.round import RoundView
 from sordina.federated.setup import Finished
-from sordina.privacy import delta_warning
+from sordina.privacy import Trust, delta_warning
+from sordina.privacy_claim import PrivacyClaim
 from sordina.run_folder import METRICS, MODELS, RECIPE, RESULT, RunFolder
 from sordina.training.run import versions
 
@@ -309,49 +310,66 @@ def guarantee_facts(statement: PrivacyStatement, leakage: NDArray[np.float64], r
     return facts
 
 
-def privacy_facts(statement: PrivacyStatement, releasable: bool, rounds: int, clients: int) -> dict[str, Any]:
-    """What privacy.json says of any federation: the guarantee in words and numbers.
+def claim_of(
+    statement: PrivacyStatement, releasable: bool, rounds: int, clients: int, more: Mapping[str, Any] | None = None
+) -> PrivacyClaim:
+    """The claim of any federation.
 
     Args:
         statement: The guarantee.
         releasable: Whether the noise was secure.
         rounds: How many rounds ran.
         clients: How many clients there are.
+        more: Further facts.
     """
-    report: dict[str, Any] = {
-        "placement": statement.placement,
-        "guarantee": statement.words,
-        "statement": statement.words,
-        "private": statement.placement != "none",
-        "sound": statement.sound,
-        "unit": str(statement.unit),
-        "epsilon": statement.epsilon,
-        "delta": statement.delta,
-        "releasable": releasable,
-        "rounds": rounds,
-        "details": statement.details or {},
-        "validation": "Held-out clients' losses are read in the clear; no guarantee covers those clients.",
-        "versions": versions(),
-    }
+    details = statement.details or {}
+    caveats, note = [], {}
+    accountant = None
     if statement.event is not None:
-        report |= {"event": to_dict(statement.event), "adjacency": str(statement.adjacency)}
-        report["accountant"] = (statement.details or {}).get("accountant", "pld")
-        warning = delta_warning(statement.delta or 0.0, clients, "client")
-        report["caveats"] = [] if warning is None else [warning]
+        accountant = str(details.get("accountant", "pld"))
+        caveats = [] if (warning := delta_warning(statement.delta or 0.0, clients, "client")) is None else [warning]
     if not releasable:
-        report["note"] = "The noise came from a seed: whoever knows the seed can subtract it. Not for release."
-    return report
+        note = {"note": "The noise came from a seed: whoever knows the seed can subtract it. Not for release."}
+    trust = Trust(statement.placement) if statement.placement in ("central", "local", "metric", "network") else None
+    multiplier = details.get("noise_multiplier")
+    return PrivacyClaim(
+        statement=statement.words, private=statement.placement != "none", sound=statement.sound,
+        epsilon=statement.epsilon, delta=statement.delta, unit=statement.unit, adjacency=statement.adjacency,
+        trust=trust, placement=statement.placement, accountant=accountant,
+        noise_multiplier=multiplier if isinstance(multiplier, float) else None,
+        event=None if statement.event is None else to_dict(statement.event),
+        releasable=releasable, caveats=tuple(caveats), details=details, versions=versions(),
+        more={
+            "rounds": rounds,
+            "validation": "Held-out clients' losses are read in the clear; no guarantee covers those clients.",
+            **note, **(more or {}),
+        },
+    )  # fmt: skip
 
 
-def privacy_report(finished: Finished) -> dict[str, Any]:
-    """privacy.json of a run in process: the guarantee, and what every client has leaked."""
+def leaked(statement: PrivacyStatement, leakage: NDArray[np.float64], limit: float | None) -> dict[str, Any]:
+    """What a claim of metric privacy adds: how much every client has leaked.
+
+    Args:
+        statement: The guarantee.
+        leakage: By client.
+        limit: What no client may leak more than.
+    """
+    if statement.placement != "metric":
+        return {}
+    mode = "sound" if statement.sound else "heuristic"
+    return {"radius_mode": mode, "leakage_per_client": leakage.tolist(), "leakage_limit": limit}
+
+
+def privacy_claim(finished: Finished) -> PrivacyClaim:
+    """The claim of a run in process: the guarantee, and what every client has leaked.
+
+    Args:
+        finished: The run.
+    """
     statement, result = finished.result.statement, finished.result
-    report = privacy_facts(statement, finished.releasable, len(result.history), finished.setup.facts.clients)
-    if statement.placement == "metric":
-        report["radius_mode"] = "sound" if statement.sound else "heuristic"
-        report["leakage_per_client"] = result.leakage.tolist()
-        report["leakage_limit"] = getattr(finished.setup.privacy, "leakage_limit", None)
-    return report
+    more = leaked(statement, result.leakage, getattr(finished.setup.privacy, "leakage_limit", None))
+    return claim_of(statement, finished.releasable, len(result.history), finished.setup.facts.clients, more)
 
 
 def write(finished: Finished, trace: RoundTrace, path: Path) -> dict[str, Any]:
@@ -389,5 +407,5 @@ def save(
     folder.write(METRICS, "".join(json.dumps(one) + "\n" for one in trace.lines).encode())
     draw(finished, trace, facts, folder.path)
     best, last = finished.result.best.numpy(), finished.result.models.numpy()
-    folder.finish(lambda file: np.savez(file, models=best, last=last), privacy_report(finished), settle, name=MODELS)
+    folder.finish(lambda file: np.savez(file, models=best, last=last), privacy_claim(finished), settle, name=MODELS)
     return facts

@@ -23,7 +23,7 @@ from sordina.federated.objective import flat_parameters, with_parameters
 from sordina.federated.population import RowOrder
 from sordina.federated.privacy.placement import PrivacyStatement
 from sordina.federated.setup import Finished
-from sordina.privacy import Adjacency, Unit
+from sordina.privacy import Unit
 from sordina.run_folder import METRICS, MODELS, RESULT, read_claim, read_json
 
 
@@ -116,15 +116,14 @@ class FederatedResult:
         claim = read_claim(folder)
         facts = read_json(folder / RESULT)
         text = private_files.read(folder / METRICS).decode() if (folder / METRICS).exists() else ""
-        adjacency = claim.get("adjacency")
         statement = PrivacyStatement(
-            claim["placement"], claim["guarantee"], bool(claim["sound"]), claim["epsilon"], claim["delta"],
-            Unit(claim["unit"]), claim["details"], None, None if adjacency is None else Adjacency(adjacency),
+            claim.placement or "none", claim.statement, claim.sound, claim.epsilon, claim.delta,
+            claim.unit or Unit.USER, dict(claim.details), None, claim.adjacency,
         )  # fmt: skip
         accounts = {name: record.ClientStatement(**one) for name, one in facts.get("accounts", {}).items()}
         history = [json.loads(one) for one in text.splitlines()]
         models = load_models(folder, module)
-        return cls(models, statement, accounts, history, {}, bool(claim["releasable"]), facts, folder)
+        return cls(models, statement, accounts, history, {}, bool(claim.releasable), facts, folder)
 
 
 def load_models(folder: str | Path, module: nn.Module) -> list[nn.Module]:

@@ -67,7 +67,7 @@ class Patience:
 
 _STEP_ALONG_ONE_MEAN = (AddMean, ScaffoldServer, FedDynServer, FsvrgServer)
 _SILENCE = 10
-"""So many rounds in a row without a single answer end a run: every client that was asked has reached its limit.
+"""This many rounds in a row without a single answer end a run: every client that was asked has reached its limit.
 
 Not under central privacy, where it is a secret whether anybody was asked."""
 
@@ -105,12 +105,12 @@ class FederatedMethod:
                 "into models of their own. Use the mean, or a strategy with one model."
             )
 
-    def seen(self, release: Release, parcel: ClientUpdate) -> Release:
+    def seen(self, release: Release, update: ClientUpdate) -> Release:
         """What the strategy is shown: with vectors, whose they are; the robust mean, if one is wanted."""
         if release.vectors is None:
             return release
         mean = release.mean if self.aggregator is None else self.aggregator.combine(release.vectors)
-        return Release(mean, release.vectors, parcel.senders or None)
+        return Release(mean, release.vectors, update.senders or None)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class FederatedRun:
 
 
 @dataclass
-class RunProgress:
+class FederationState:
     """Where a run stands between two rounds. All of it is public, or was released."""
 
     state: Any
@@ -205,7 +205,7 @@ class RunProgress:
 class Keeper(Protocol):
     """Keeps a run on disk, so that a kill neither loses it nor lets it spend what it did not plan."""
 
-    def resumed(self, first: RunProgress, accounts: Sequence[ClientAccount], cost: Fraction) -> RunProgress:
+    def resumed(self, first: FederationState, accounts: Sequence[ClientAccount], cost: Fraction) -> FederationState:
         """Where to go on: ``first``, or where the run on disk stands; ``accounts`` are brought up to date."""
         ...
 
@@ -213,7 +213,7 @@ class Keeper(Protocol):
         """Write down that round ``number`` is about to be drawn, with its clients where they are no secret."""
         ...
 
-    def keep(self, progress: RunProgress, accounts: Sequence[ClientAccount]) -> None:
+    def keep(self, now: FederationState, accounts: Sequence[ClientAccount]) -> None:
         """Write down where the run stands."""
         ...
 
@@ -265,7 +265,7 @@ def federate(
     state = strategy.init(models)
     size = method.work.width(strategy.configure(state))
     seed, judge = int(rng.integers(2**63)), np.random.default_rng(rng.integers(2**63))
-    now = RunProgress(state, placement.start(size), seed, judge, strategy.models(state))
+    now = FederationState(state, placement.start(size), seed, judge, strategy.models(state))
     if keeper is not None:
         now = keeper.resumed(now, engine.accounts, placement.cost(size))
     while now.number < rounds and not now.over(patience):
@@ -273,14 +273,14 @@ def federate(
         if keeper is not None:
             keeper.claim(now.number, rounds, None if secret else chosen)
         call = RoundRequest(strategy.configure(now.state), now.privacy, RowOrder(now.seed, now.number))
-        parcel = engine.map_reduce(side, call, chosen, rng)
-        release, now.privacy = placement.open(parcel, now.privacy, rng)
+        update = engine.map_reduce(side, call, chosen, rng)
+        release, now.privacy = placement.open(update, now.privacy, rng)
         if release is not None:
-            release = method.seen(release, parcel)
+            release = method.seen(release, update)
             now.state = strategy.update(now.state, release)
         score = _scored(now, strategy, validation) if (now.number + 1) % every == 0 else None
-        now.history.append(replace(_told(now.number, parcel, call, len(chosen), side), score=score))
-        now.silent = 0 if parcel.answered or secret else now.silent + 1
+        now.history.append(replace(_told(now.number, update, call, len(chosen), side), score=score))
+        now.silent = 0 if update.answered or secret else now.silent + 1
         now.number += 1
         if observe is not None:
             observe(RoundView(now.history[-1], strategy.models(now.state), release, leakage(engine)))
@@ -295,7 +295,7 @@ def federate(
     )
 
 
-def _scored(now: RunProgress, strategy: ServerStrategy[Any], validation: Validation | None) -> Score | None:
+def _scored(now: FederationState, strategy: ServerStrategy[Any], validation: Validation | None) -> Score | None:
     """Look at the models, and keep them if they are the best so far."""
     if validation is None:
         return None
@@ -317,13 +317,13 @@ def _participations(accounts: Sequence[ClientAccount], left: int, cost: Fraction
     return max((one.participations + more(one) for one in accounts), default=0)
 
 
-def _told(number: int, parcel: ClientUpdate, call: RoundRequest, asked: int, side: ClientSide) -> Round:
+def _told(number: int, update: ClientUpdate, call: RoundRequest, asked: int, side: ClientSide) -> Round:
     """What happened in a round. Every client sends as much as any other, so bytes per client tell nothing."""
     secret = isinstance(side.placement, Central)
     down = weight(call.sent) + weight(call.privacy)
-    up = weight((blank(side, call) if secret else parcel).each())
-    counts = (parcel.answered, parcel.withheld, parcel.rejected, parcel.dropped)
-    return Round(number, None, *counts, parcel.refused, asked, down, up, secret)
+    up = weight((blank(side, call) if secret else update).each())
+    counts = (update.answered, update.withheld, update.rejected, update.dropped)
+    return Round(number, None, *counts, update.refused, asked, down, up, secret)
 
 
 def leakage(engine: FederatedEngine) -> NDArray[np.float64]:

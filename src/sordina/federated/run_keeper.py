@@ -1,6 +1,7 @@
 """A federation in its folder: claimed before it is drawn, checkpointed after every round, resumed, and ended once.
 
     recipe.json       the recipe, with the seed of the data's split where that was drawn
+    graph.json        under GOPA the seed of the graph, which is public, drawn once for the whole life of the run
     journal.jsonl     every round before it is drawn; with its clients, where they keep accounts and are no secret
     checkpoint.bin    where the run stands: public state and released values only, one file, checked
     result.json, metrics.jsonl, figures; then models.npz, privacy.json, settlement (`RunFolder.finish`)
@@ -11,8 +12,6 @@ and the clients that were asked are charged. A seeded run repeats them bit for b
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -29,20 +28,20 @@ from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.federated import recipe as recipes
 from sordina.federated import record
+from sordina.federated.checkpoint import CHECKPOINT, GRAPH, generator_facts, packed, unpacked
 from sordina.federated.compression import Compressed
-from sordina.federated.decentralized.gopa import GopaNoise
+from sordina.federated.decentralized.gopa import GOPA
 from sordina.federated.messages import Refusal
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.placement import Facts, Placement
 from sordina.federated.problem import Score
 from sordina.federated.recipe import FederatedRecipe
-from sordina.federated.round import FederatedMethod, Round, RoundView, RunProgress
-from sordina.federated.serialization import decode, encode, pack, unpack
+from sordina.federated.round import FederatedMethod, FederationState, Round, RoundView
+from sordina.federated.serialization import pack, unpack
 from sordina.federated.setup import FederatedSetup, Finished
 from sordina.run_folder import JOURNAL, PRIVACY, RECIPE, RESULT, RunFolder, read_json
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 
-CHECKPOINT = "checkpoint.bin"
 _STATE, _PRIVACY, _BEST, _COUNTS = "state", "privacy", "best", "participations"
 
 
@@ -71,6 +70,18 @@ class FederationKeeper:
         self.reservation: Reservation | None = None
         self._rng: np.random.Generator | None = None
         self._kept = True
+
+    def settled(self, setup: FederatedSetup) -> FederatedSetup:
+        """The setup with GOPA's graph, drawn once and kept: a run that goes on goes on among the same neighbours.
+
+        Args:
+            setup: The run.
+        """
+        privacy = setup.privacy
+        if not isinstance(privacy, GOPA) or privacy.graph_seed is not None or setup.facts.seed is not None:
+            return setup
+        seed = graph_seed(self.folder)
+        return replace(setup, privacy=replace(privacy, graph_seed=seed))
 
     def begin(self, method: FederatedMethod, setup: FederatedSetup, size: int, rng: np.random.Generator) -> None:
         """Reserve what the plan may cost, before the first client is asked.
@@ -105,15 +116,15 @@ class FederationKeeper:
                 self.reservation, self.folder.has(PRIVACY) or self.folder.journal.claimed >= rounds
             )
 
-    def resumed(self, first: RunProgress, accounts: Sequence[ClientAccount], cost: Fraction) -> RunProgress:
+    def resumed(self, first: FederationState, accounts: Sequence[ClientAccount], cost: Fraction) -> FederationState:
         """Where the run on disk stands; rounds that were lost are drawn and charged."""
         claimed = self.folder.journal.claimed
         if not claimed:
             return first
         now = first
         if self.folder.has(CHECKPOINT):
-            facts, arrays = _unpacked(self.folder.read(CHECKPOINT), self.folder.path / CHECKPOINT)
-            now = self._progress(first, facts, arrays)
+            facts, arrays = unpacked(self.folder.read(CHECKPOINT), self.folder.path / CHECKPOINT)
+            now = self._restored(first, facts, arrays)
             for account, count in zip(accounts, arrays.get(_COUNTS, np.zeros(0, np.int64)).tolist(), strict=False):
                 account.participations, account.spent = int(count), int(count) * cost
         if self._rng is None:
@@ -132,28 +143,28 @@ class FederationKeeper:
         self.folder.journal.append(facts)
         self.folder.journal.claimed = number + 1
 
-    def keep(self, progress: RunProgress, accounts: Sequence[ClientAccount]) -> None:
+    def keep(self, now: FederationState, accounts: Sequence[ClientAccount]) -> None:
         """The whole state in one file, whole or not at all."""
         if not self._kept:
             return
-        arrays = {f"{_STATE}{path}": value for path, value in pack(progress.state).items()}
-        arrays |= {f"{_PRIVACY}{path}": value for path, value in pack(progress.privacy).items()}
-        arrays |= {_BEST: progress.best.numpy()}
+        arrays = {f"{_STATE}{path}": value for path, value in pack(now.state).items()}
+        arrays |= {f"{_PRIVACY}{path}": value for path, value in pack(now.privacy).items()}
+        arrays |= {_BEST: now.best.numpy()}
         counts = np.array([account.participations for account in accounts], dtype=np.int64)
         if counts.any():
             arrays[_COUNTS] = counts
         facts = {
-            "number": progress.number,
-            "silent": progress.silent,
-            "seed": progress.seed,
-            "lowest": repr(progress.lowest),
-            "losses": [repr(one) for one in progress.losses],
-            "history": [_round_facts(one) for one in progress.history],
-            "judge": _generator_facts(progress.judge),
-            "rng": None if self._rng is None else _generator_facts(self._rng),
+            "number": now.number,
+            "silent": now.silent,
+            "seed": now.seed,
+            "lowest": repr(now.lowest),
+            "losses": [repr(one) for one in now.losses],
+            "history": [_round_facts(one) for one in now.history],
+            "judge": generator_facts(now.judge),
+            "rng": None if self._rng is None else generator_facts(self._rng),
             "lines": self.trace.lines,
         }
-        self.folder.write(CHECKPOINT, _packed(facts, arrays))
+        self.folder.write(CHECKPOINT, packed(facts, arrays))
 
     def settlement(self, event: Event | None) -> Callable[[], object] | None:
         """What settles the run's reservation as ``event``; None if nothing was reserved.
@@ -171,15 +182,15 @@ class FederationKeeper:
         private_files.remove(self.folder.path / CHECKPOINT)
         return facts
 
-    def _progress(
-        self, first: RunProgress, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-    ) -> RunProgress:
+    def _restored(
+        self, first: FederationState, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> FederationState:
         try:
             judge = np.random.default_rng()
             judge.bit_generator.state = facts["judge"]
             if self._rng is not None:
                 self._rng.bit_generator.state = facts["rng"]
-            now = RunProgress(
+            now = FederationState(
                 unpack(_within(arrays, _STATE), first.state),
                 unpack(_within(arrays, _PRIVACY), first.privacy),
                 int(facts["seed"]),
@@ -291,6 +302,19 @@ def kept(
             raise
 
 
+def graph_seed(folder: RunFolder) -> int:
+    """The seed of the graph of a run: drawn when it begins, and kept with it.
+
+    Args:
+        folder: The run's folder, held.
+    """
+    if not folder.journal.claimed:
+        folder.write_json(GRAPH, {"graph_seed": int(random.secure().integers(2**63 - 1))})
+    elif not folder.has(GRAPH):
+        raise InvalidInput(f"{folder.path / GRAPH} is gone: begin a new run in another folder.")
+    return int(read_json(folder.path / GRAPH)["graph_seed"])
+
+
 def _with_data_seed(recipe: FederatedRecipe, folder: RunFolder) -> FederatedRecipe:
     """The recipe with the seed of its data, drawn once for the whole life of a run and kept with it."""
     if folder.has(RECIPE):
@@ -310,9 +334,7 @@ def _not_resumable(method: FederatedMethod, setup: FederatedSetup) -> str | None
         )
     if setup.engine != "in-process":
         return "a run on Flower keeps no checkpoint"
-    if isinstance(method.placement, GopaNoise) and setup.facts.seed is None:
-        return "GOPA's graph is drawn anew every time, so that nobody can choose whom to collude with before"
-    return None if setup.faults.calm else "letters that were under way are not kept"
+    return None if setup.faults.calm else "messages that were under way are not kept"
 
 
 def _planned(placement: Placement, rounds: int, size: int) -> Facts:
@@ -336,36 +358,5 @@ def _round(facts: Mapping[str, Any]) -> Round:
     return Round(**{**facts, "score": whole, "refused": tuple(Refusal(**one) for one in facts["refused"])})
 
 
-def _generator_facts(rng: np.random.Generator) -> dict[str, Any]:
-    state: dict[str, Any] = dict(rng.bit_generator.state)
-    return state
-
-
 def _within(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
-
-def _packed(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """One line of JSON that says what follows, then the arrays' bytes end to end; a check sum before both."""
-    parts = {name: encode(np.asarray(value)) for name, value in arrays.items()}
-    index = {name: [dtype, shape, form, len(data)] for name, (dtype, shape, form, data) in parts.items()}
-    content = (
-        json.dumps({"facts": facts, "arrays": index}).encode() + b"\n" + b"".join(one[3] for one in parts.values())
-    )
-    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
-
-
-def _unpacked(content: bytes, path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    told, _, rest = content.partition(b"\n")
-    if told != hashlib.sha256(rest).hexdigest().encode():
-        raise InvalidInput(f"{path} is damaged: begin a new run in another folder.")
-    first, _, data = rest.partition(b"\n")
-    try:
-        document = json.loads(first)
-        arrays, place = {}, 0
-        for name, (dtype, shape, form, length) in document["arrays"].items():
-            arrays[name] = decode(dtype, shape, form, data[place : place + int(length)])
-            place += int(length)
-        return document["facts"], arrays
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidInput(f"{path} is damaged: begin a new run in another folder.") from error

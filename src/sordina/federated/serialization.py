@@ -151,25 +151,25 @@ def _leaf(array: NDArray[Any], kind: str) -> Any:
 VECTORS, SUM, WITHHELD, REJECTED = "vectors", "sum-", "withheld", "rejected"
 
 
-def arrays_of_update(parcel: ClientUpdate) -> dict[str, NDArray[Any]]:
-    """One client's parcel. Counts stay at home: a letter is from one client, so they say nothing.
+def arrays_of_update(update: ClientUpdate) -> dict[str, NDArray[Any]]:
+    """One client's update. Counts stay at home: a message is from one client, so they say nothing.
 
     >>> import torch
     >>> update = ClientUpdate((torch.zeros(2), torch.tensor(1.0)), answered=1)
     >>> sorted(arrays_of_update(update)), sorted(arrays_of_update(ClientUpdate(withheld=1)))
     (['sum-0', 'sum-1'], ['withheld'])
     """
-    for count, word in ((parcel.withheld, WITHHELD), (parcel.rejected, REJECTED)):
+    for count, word in ((update.withheld, WITHHELD), (update.rejected, REJECTED)):
         if count:
             return {word: np.zeros(0, dtype=np.uint8)}
-    arrays = {f"{SUM}{place}": one.detach().cpu().numpy() for place, one in enumerate(parcel.sums)}
-    if parcel.vectors is not None:
-        arrays[VECTORS] = parcel.vectors.detach().cpu().numpy()
+    arrays = {f"{SUM}{place}": one.detach().cpu().numpy() for place, one in enumerate(update.sums)}
+    if update.vectors is not None:
+        arrays[VECTORS] = update.vectors.detach().cpu().numpy()
     return arrays
 
 
 def update_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> ClientUpdate:
-    """The parcel in a letter; a letter of any other form is refused."""
+    """The update in a message; a message of any other form is refused."""
     words = set(arrays)
     if words == {WITHHELD}:
         return ClientUpdate(withheld=1)
@@ -177,7 +177,7 @@ def update_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> ClientUpdate:
         return ClientUpdate(rejected=1)
     sums = [f"{SUM}{place}" for place in range(len(words - {VECTORS}))]
     if not words or words != {*sums, *(words & {VECTORS})}:
-        raise InvalidInput(f"malformed: a letter of {len(words)} arrays, named as no client of ours names them")
+        raise InvalidInput(f"malformed: a message of {len(words)} arrays, named as no client of ours names them")
     numbers: dict[str, Tensor] = {name: unpack({":t": arrays[name]}, None) for name in words}
     rows = numbers.get(VECTORS)
     if rows is not None and (rows.dim() != 2 or len(rows) != 1):

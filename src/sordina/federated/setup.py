@@ -68,18 +68,16 @@ class FederatedSetup:
             raise InvalidInput(f"unknown engine {self.engine!r}: choose one of {', '.join(ENGINES)}.")
         if not 1 <= facts.clients_per_round <= facts.clients:
             raise InvalidInput(f"clients per round must lie in [1, {facts.clients}], got {facts.clients_per_round}.")
-        if isinstance(self.privacy, DistributedDP) and (self.faults.hostile or self.faults.late):
-            raise Unsupported(
-                "under distributed privacy the server sees no update by itself, so it can tell no hostile or late one: "
-                "only silent clients are simulated there (dropout)."
-            )
-        if isinstance(self.privacy, DistributedDP) and self.engine == "flower" and not self.faults.calm:
-            raise Unsupported("dropouts under distributed privacy are simulated in process, not on Flower.")
-        if isinstance(self.privacy, GOPA) and (self.faults.hostile or self.faults.late or self.engine == "flower"):
-            raise Unsupported(
-                "GOPA runs in process, where no message is readable by itself and only silent clients are simulated "
-                "(dropout); its parties with keys are in sordina.federated.decentralized.gopa_party."
-            )
+        if isinstance(self.privacy, DistributedDP | GOPA):
+            if self.faults.hostile or self.faults.late:
+                raise Unsupported(
+                    f"under {self.privacy.name} privacy the server can read no update by itself, so it can tell no "
+                    "hostile or late one: only silent clients are simulated there (dropout)."
+                )
+            if self.engine == "flower" and not self.faults.calm:
+                raise Unsupported(
+                    f"dropouts under {self.privacy.name} privacy are simulated in process, not on Flower."
+                )
         if absent := [client for client in self.faults.hostile if client >= facts.clients]:
             raise InvalidInput(f"client {absent[0]} cannot misbehave: the clients are 0 to {facts.clients - 1}.")
 
@@ -123,6 +121,10 @@ class Finished:
 class SetupKeeper(Keeper, Protocol):
     """A keeper that is told, before the first round, what the plan will cost."""
 
+    def settled(self, setup: FederatedSetup) -> FederatedSetup:
+        """The setup with what is drawn once in the life of a run."""
+        ...
+
     def begin(self, method: FederatedMethod, setup: FederatedSetup, size: int, rng: np.random.Generator) -> None:
         """Reserve it."""
         ...
@@ -149,6 +151,8 @@ def conduct(
         observe: Shown every round.
         keeper: Keeps the run in a folder.
     """
+    if keeper is not None:
+        setup = keeper.settled(setup)
     method, limit = setup.method(problem.objective)
     check_limit(method, models, limit)
     facts, validation = setup.facts, problem.validation(setup.validation_sample)

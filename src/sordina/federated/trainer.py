@@ -40,6 +40,7 @@ from sordina.federated.run_keeper import FederationKeeper, Watch, kept
 from sordina.federated.setup import FederatedSetup, Finished, conduct
 from sordina.plan import check_whole
 from sordina.privacy import check_seed
+from sordina.progress import Progress
 from sordina.run_folder import RECIPE, RunFolder
 from sordina.tables import Schema
 from sordina.training.batches import as_rows
@@ -73,7 +74,7 @@ class FederatedTrainer:
         aggregation: ``mean``, or a robust mean: ``median``, ``trimmed-mean``, ``krum``.
         compression: ``none``, ``8bit`` to ``1bit``, ``top:SHARE``.
         seed: Makes the run repeatable; such a model must not be released.
-        progress: Show a bar.
+        progress: True shows a bar; a function is told ``(rounds done, rounds)`` (`sordina.progress`).
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -92,7 +93,7 @@ class FederatedTrainer:
     aggregation: str = "mean"
     compression: str = "none"
     seed: int | None = None
-    progress: bool = False
+    progress: bool | Progress = False
 
     def fit(self, clients: Clients, validation: Any = None, *, resume: bool = False) -> FederatedResult:
         """Federate among ``clients``.
@@ -116,12 +117,11 @@ class FederatedTrainer:
             return conduct(setup, problem, models, description, rng, observe=observe, keeper=keeper)
 
         with ExitStack() as stack:
-            tick = _bar(stack, self.rounds) if self.progress else None
+            tick = _ticker(stack, self.rounds, self.progress)
 
             def observe(one: RoundView) -> None:
                 trace(one)
-                if tick is not None:
-                    tick(line(one))
+                tick(line(one))
 
             if self.folder is None:
                 self._refuse_without_folder(resume)
@@ -287,11 +287,16 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _bar(stack: ExitStack, rounds: int) -> Callable[[dict[str, Any]], None]:
+def _ticker(stack: ExitStack, rounds: int, progress: bool | Progress) -> Callable[[dict[str, Any]], object]:
+    """What is shown the facts of every round."""
+    if callable(progress):
+        return lambda facts: progress(facts["round"], rounds)
+    if not progress:
+        return lambda facts: None
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import Progress
 
-    bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+    bar = stack.enter_context(rich.Progress(console=Console(stderr=True), transient=True))
     task = bar.add_task("federating", total=rounds)
 
     def tick(facts: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from sordina.errors import Unsupported
-from sordina.gradients._hooks import Tap, gathering
+from sordina.gradients._hooks import Gathering, Tap
 from sordina.gradients.combined_terms import combine
 from sordina.gradients.layout import Fold
 from sordina.gradients.one_by_one import SamplePlacement
@@ -57,7 +57,14 @@ def reachable(losses: Tensor, edge: GradientEdge) -> bool:
 # in the cache, and lets go of it and of the layer's input. The other taps are what the pass is asked for. So the memory
 # of the pass stays near that of ordinary training.
 
+_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+"""What stands behind `torch.autograd.grad`, whose checks of its arguments take as long as a small layer."""
 Builder = Callable[[Tap, Tensor], Iterable[tuple[Tensor, Term]]]
+
+
+def names_of(parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """The names of parameters by their identity."""
+    return {id(parameter): name for name, parameter in parameters.items()}
 
 
 CHANGED = "the model's structure changed between two steps: make a new engine for the new structure."
@@ -69,11 +76,14 @@ def terms_of(
     places: Mapping[tuple[str, int], SamplePlacement | None],
     passed: Collection[tuple[str, int]],
     parameters: Mapping[str, Tensor],
+    names: Mapping[int, str],
     units: int,
     rows_per_unit: int,
 ) -> dict[str, Term]:
-    """By parameter the term of all units, from one backward pass; ``places`` says where the samples lie in each tap."""
-    names = {id(parameter): name for name, parameter in parameters.items()}
+    """By parameter the term of all units, from one backward pass; ``places`` says where the samples lie in each tap.
+
+    ``names`` are the names of ``parameters`` by their identity (`names_of`).
+    """
     rows = units * rows_per_unit
 
     def build(tap: Tap, gradient: Tensor) -> Iterable[tuple[Tensor, Term]]:
@@ -86,11 +96,23 @@ def terms_of(
     usable = [tap for tap in taps if tap.build and places[tap.key] is not None]
     found: dict[str, list[Term]] = {}
     for parameter, term in gather_terms(losses, usable, passed, build, retain=False):
-        if id(parameter) in names:
-            found.setdefault(names[id(parameter)], []).append(term)
+        if (name := names.get(id(parameter))) is not None:
+            found.setdefault(name, []).append(term)
     return {
         name: parts[0] if len(parts) == 1 else combine(parts, parameters[name].numel()) for name, parts in found.items()
     }
+
+
+def _gradients(losses: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Sequence[Tensor | None]:
+    """What `torch.autograd.grad` says of the sum of the losses at some edges."""
+    ones = torch.ones_like(losses)
+    if _run_backward is None:
+        asked: list[Any] = list(edges)
+        return torch.autograd.grad(losses, asked, ones, retain_graph=retain, allow_unused=True)
+    found: Sequence[Tensor | None] = _run_backward(
+        (losses,), (ones,), retain, False, tuple(edges), allow_unreachable=True, accumulate_grad=False
+    )
+    return found
 
 
 def gather_terms(
@@ -117,9 +139,8 @@ def gather_terms(
         if waiting:
             raise Unsupported(CHANGED)
         return found
-    edges: list[Any] = [tap.edge for tap in asked]
-    with gathering():
-        answers = torch.autograd.grad(losses, edges, torch.ones_like(losses), retain_graph=retain, allow_unused=True)
+    with Gathering():
+        answers = _gradients(losses, [tap.edge for tap in asked], retain)
     for tap, gradient in zip(asked, answers, strict=True):
         if gradient is not None:
             found.extend(build(tap, gradient))

@@ -17,7 +17,7 @@ from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._rehearsal import Dims, Snapshot, fingerprint, rows_in
-from sordina.gradients._tracing import Tracer, changed, described, tensors_in
+from sordina.gradients._tracing import Tracer, changed, described, found_in, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
@@ -43,7 +43,7 @@ STUDY_FIRST = 128
 """How many lie, on average, before the second look."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class ModelCall:
     """One call of the model, as far as a record needs it."""
 
@@ -92,7 +92,7 @@ class Calls:
         self.removal, self.study = RemovalSchedule(), RemovalSchedule(STUDY_EVERY, first=STUDY_FIRST)
         self._known: dict[Any, Structure] = {}
         self._quick: dict[Any, Structure] = {}
-        """The same by the shape and type of a tensor that is the only argument, which is quickly told."""
+        """The same by the shape of a sample and the type of a tensor that is the only argument: see `_quickly_told`."""
         self._alike: set[Any] = set()
         """Kinds of arguments, whatever their shapes, of which some were studied."""
         self._buffers = [
@@ -117,14 +117,15 @@ class Calls:
     def _run(self, value: tuple[Any, Any]) -> Any:
         if any(module.training for module in self._frozen) and (problems := check(self.model)):
             raise Unsupported(str(problems[0]))
-        given = list(tensors_in(value))
+        given = found_in(value)
         structure = self._structure(value, given)
         rows = rows_in(given, structure.inputs) if structure else 0
         if not structure or not rows:
             return self._muted(self.run, *value[0], **value[1])
         self.recorder.taps = []
         before = [(buffers.get(key), getattr(buffers.get(key), "_version", 0)) for buffers, key, _ in self._buffers]
-        versions = [tensor._version for tensor in (*self._all, *given)]
+        looked_at = [*self._all, *given]
+        versions = [tensor._version for tensor in looked_at]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
         prints = None if watched is None else fingerprint(self.model)
         apart = None
@@ -132,11 +133,12 @@ class Calls:
             result, apart = self.run_apart(value, structure, rows)
         else:
             result = self.listen(rows, structure.inputs, *value)
-        tensors = list(tensors_in([result]))
+        tensors = [result] if isinstance(result, Tensor) else list(tensors_in([result]))
         if len(tensors) != len(structure.outputs):
             raise Unsupported("the model's result has another form than when its structure was learned.")
-        self._check_buffers(before)
-        if versions != [tensor._version for tensor in (*self._all, *given)]:
+        if before:
+            self._check_buffers(before)
+        if versions != [tensor._version for tensor in looked_at]:
             self._refuse_change(versions)
         if watched is not None and prints is not None:
             check_parameters(prints, fingerprint(self.model))
@@ -158,16 +160,12 @@ class Calls:
             node.metadata["sordina"] = alive
             return twin
 
-        return changed(result, marked)
+        return marked(result) if isinstance(result, Tensor) else changed(result, marked)
 
     def _structure(self, value: tuple[Any, Any], tensors: Sequence[Tensor]) -> Structure | None:
         due = self.study.due()
-        quick = (
-            (self.expected, tensors[0].shape, tensors[0].dtype)
-            if len(tensors) == len(value[0]) == 1 and tensors[0] is value[0][0] and not value[1]
-            else None
-        )
-        if not due and (found := self._quick.get(quick)) is not None:
+        quick = self._quickly_told(value, tensors)
+        if not due and quick is not None and (found := self._quick.get(quick)) is not None:
             return found
         sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
         if not sizes or not sizes[0]:
@@ -186,6 +184,15 @@ class Calls:
         if quick is not None:
             self._quick[quick] = known
         return known
+
+    def _quickly_told(self, value: tuple[Any, Any], tensors: Sequence[Tensor]) -> Any:
+        """What a lone tensor looks like, the same for batches of any size: None if another size is the batch's too."""
+        if value[1] or len(tensors) != 1 or len(value[0]) != 1 or tensors[0] is not value[0][0]:
+            return None
+        shape = tensors[0].shape
+        if not shape or not shape[0] or self.expected not in (None, shape[0]) or shape[0] in shape[1:]:
+            return None
+        return shape[1:], tensors[0].dtype
 
     def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
         """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
@@ -264,7 +271,7 @@ class Calls:
         seen = [tensor.detach() for tensor in tensors]
         if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
             raise Mixing(
-                "samples mix: replacing one sample changes what the model says of others, so no per-sample bound "
+                "samples mix: without one sample the model says something else of others, so no per-sample bound "
                 f"exists, and none holds for the steps since this began. {ADVICE}"
             )
 
@@ -275,32 +282,37 @@ def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:
     return [] if first is None else list(dict.fromkeys(first.shape[:2]))
 
 
-def used_outside(losses: Tensor, calls: Sequence[ModelCall], parameters: Mapping[str, Tensor]) -> list[str]:
-    """The parameters that the losses depend on by another way than the results of ``calls``."""
-    results = {(edge.node, edge.output_nr): () for call in calls for edge in call.edges if edge is not None}
-    return _reached([(losses.grad_fn, 0)], results, parameters)
+def used_outside(losses: Tensor, calls: Sequence[ModelCall], names: Mapping[int, str]) -> list[str]:
+    """The parameters (``names`` by their identity) that the losses depend on, not through the results of ``calls``."""
+    results: dict[Any, tuple[Tensor, ...]] = {edge[:2]: () for call in calls for edge in call.edges if edge is not None}
+    return _reached([(losses.grad_fn, 0)], results, names)
 
 
-def untapped(call: ModelCall, parameters: Mapping[str, Tensor]) -> list[str]:
-    """The parameters that the results of a call depend on without a tap between them."""
-    used = (tap for tap in call.taps if tap.build is None or call.structure.taps.get(tap.key) is not None)
-    taps = {(tap.edge.node, tap.edge.output_nr): tap.sources for tap in used}
-    return _reached([(edge.node, edge.output_nr) for edge in call.edges if edge is not None], taps, parameters)
+def untapped(call: ModelCall, names: Mapping[int, str]) -> list[str]:
+    """The parameters (``names`` by their identity) that a call's results depend on without a tap between them."""
+    places = call.structure.taps
+    taps: dict[Any, tuple[Tensor, ...]] = {
+        tap.edge[:2]: tap.sources for tap in call.taps if tap.build is None or places.get(tap.key) is not None
+    }
+    return _reached([edge[:2] for edge in call.edges if edge is not None], taps, names)
 
 
-def _reached(
-    stack: list[tuple[Any, int]], jumps: Mapping[Any, tuple[Tensor, ...]], parameters: Mapping[str, Tensor]
-) -> list[str]:
-    """The parameters below some places of the graph; a walk jumps from the places in ``jumps`` to what stands there."""
-    wanted = {id(parameter): name for name, parameter in parameters.items()}
+def _reached(stack: list[Any], jumps: Mapping[Any, tuple[Tensor, ...]], wanted: Mapping[int, str]) -> list[str]:
+    """The parameters below some places of the graph; a walk jumps from the places in ``jumps`` to what stands there.
+
+    A place is a node and the number of its output.
+    """
     found: list[str] = []
     seen: set[Any] = set()
     while stack:
         place = stack.pop()
         sources = jumps.get(place)
         if sources is not None:
-            edges = [get_gradient_edge(source) for source in sources if source.requires_grad]
-            stack.extend(inner for edge in edges if (inner := (edge.node, edge.output_nr)) != place)
+            for source in sources:
+                if source.requires_grad:
+                    edge = get_gradient_edge(source)[:2] if source.is_leaf else (source.grad_fn, source.output_nr)
+                    if edge != place:
+                        stack.append(edge)
             continue
         node = place[0]
         if node is None or node in seen:

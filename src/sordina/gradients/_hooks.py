@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeAlias
@@ -123,10 +122,6 @@ class Tap(NamedTuple):
         """What to call it in a message."""
         return self.key[0]
 
-    def intact(self) -> bool:
-        """Whether no input was changed in place since."""
-        return self.versions == tuple([source._version for source in self.sources])
-
 
 def edge_of(output: Tensor) -> GradientEdge:
     """Where an output's gradient passes, whatever is later done to the output in place.
@@ -141,19 +136,17 @@ def edge_of(output: Tensor) -> GradientEdge:
     return GradientEdge(output.grad_fn, output.output_nr)
 
 
-_gatherings = 0
-"""How many backward passes are running that began with a recorded forward pass."""
-
-
-@contextmanager
-def gathering() -> Iterator[None]:
+class Gathering:
     """A backward pass from a forward pass that was recorded: what it computes again is to be done in the same way."""
-    global _gatherings
-    _gatherings += 1
-    try:
-        yield
-    finally:
-        _gatherings -= 1
+
+    running = 0
+    """How many of them there are."""
+
+    def __enter__(self) -> None:
+        Gathering.running += 1
+
+    def __exit__(self, *_: object) -> None:
+        Gathering.running -= 1
 
 
 def again() -> bool:
@@ -191,7 +184,7 @@ class Recorder:
         A forward pass inside a backward pass is a checkpoint that is computed again: it must do what the first did.
         """
         if again():
-            return _gatherings > 0 and self.model.training
+            return Gathering.running > 0 and self.model.training
         return self.model.training and torch.is_grad_enabled() and not self.muted
 
     def rows_of_constants(self, label: str, size: int, rows: int) -> bool:

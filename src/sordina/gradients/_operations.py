@@ -135,7 +135,7 @@ class PerSampleOperation:
         leaves = list(self.operation.leaves)
         for place in self.operation.batched:
             leaves[place] = leaves[place].detach().index_select(0, rows)
-        fold = replace(self.fold, units=len(units))
+        fold = self.fold._replace(units=len(units))
         return PerSampleOperation(
             replace(self.operation, leaves=tuple(leaves)), self.place, self.b.index_select(0, rows), fold
         )

@@ -30,6 +30,14 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, each.name) for each in fields(value))
 
 
+def found_in(value: tuple[Any, Any]) -> list[Tensor]:
+    """The tensors among the arguments of a call; most have one, by its place."""
+    args, kwargs = value
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return [args[0]]
+    return list(tensors_in(value))
+
+
 def changed(value: Any, change: Change) -> Any:
     """A copy of ``value`` in which every tensor is what ``change`` makes of it, called in the order of `tensors_in`.
 
@@ -136,7 +144,7 @@ class Tracer(TorchFunctionMode):
         self.mark(list(inputs), BATCHED)
 
     def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a layer that is tapped as a whole, whose inside is nobody's business."""
+        """Call a layer that is tapped as a whole, whose inside is not looked at."""
         self.suspended = True
         try:
             result = function(*args, **kwargs)

@@ -14,6 +14,9 @@ from sordina.gradients.terms import Term
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
 """How far two computations of the same value may differ, relative to its size; a tenth for shorter numbers."""
 
+PIECE = 1 << 21
+"""About how many values are compared in double precision at a time: results of large models are large."""
+
 
 class Truth:
     """Norms and a weighted sum of the gradients of samples that ran alone, by parameter."""
@@ -29,14 +32,19 @@ class Truth:
         if not piece[0]:
             return
         found = torch.autograd.grad(piece[0], list(self.parameters.values()), piece[1], allow_unused=True)
-        for name, gradient in zip(self.parameters, found, strict=True):
+        gradients = dict(zip(self.parameters, found, strict=True))
+        del found
+        for name in self.parameters:
+            gradient = gradients.pop(name)
             if gradient is None:
                 continue
             self.met.add(name)
-            gradient = gradient.to_dense() if gradient.is_sparse else gradient
-            self.norms[name][row] = float(torch.linalg.vector_norm(gradient.double()))
-            weighted = gradient.flatten() * float(self.weights[row])
-            self.sums[name] = self.sums[name] + weighted if name in self.sums else weighted
+            flat = (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
+            self.norms[name][row] = _length(flat)
+            if name in self.sums:
+                self.sums[name].add_(flat, alpha=float(self.weights[row]))
+            else:
+                self.sums[name] = flat * float(self.weights[row])
 
     @property
     def spoke(self) -> bool:
@@ -78,12 +86,32 @@ def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = N
     if not one.is_floating_point() or not one.dim():
         return one.is_floating_point() and close(one[None], two[None], 0, tolerance)
     tolerance = TOLERANCE.get(one.dtype, 0.1) if tolerance is None else tolerance
-    a, b = (x.detach().double().movedim(dim or 0, 0).flatten(min(1, x.dim() - 1)) for x in (one, two))
+    step = max(1, PIECE * one.shape[dim or 0] // max(1, one.numel()))
+    pairs = [torch.split(x.detach().movedim(dim or 0, 0), step) for x in (one, two)]
+    largest, missing = 0.0, [torch.zeros(0, dtype=torch.float64, device=one.device)]
+    for a, b in zip(*pairs, strict=True):
+        gaps, sizes = _gaps(a, b)
+        rows = sizes.amax(-1, keepdim=True) if a.dim() > 1 and sizes.shape[-1] else sizes
+        largest = max(largest, float(sizes.max()) if sizes.numel() else 0.0)
+        missing.append((gaps - tolerance * rows).flatten().amax()[None] if gaps.numel() else missing[0])
+    return bool((torch.cat(missing) <= 1e-3 * tolerance * largest).all())
+
+
+def _gaps(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+    """By sample and place how far two results are apart, and how large they are where both are finite."""
+    a, b = (x.double().flatten(min(1, x.dim() - 1)) for x in (one, two))
     gaps = (a - b).abs().masked_fill((a == b) | ((a != a) & (b != b)), 0)
-    sizes = torch.where(a.isfinite() & b.isfinite(), torch.maximum(a.abs(), b.abs()), 0)
-    rows = sizes.amax(-1, keepdim=True) if a.dim() > 1 and a.shape[-1] else sizes
-    largest = float(sizes.max()) if sizes.numel() else 0.0
-    return bool((gaps <= tolerance * rows + 1e-3 * tolerance * largest).all())
+    return gaps, torch.where(a.isfinite() & b.isfinite(), torch.maximum(a.abs(), b.abs()), 0)
+
+
+def _length(vector: Tensor) -> float:
+    """The norm of a vector in double precision, without a copy of all of it."""
+    return float(torch.linalg.vector_norm(torch.stack([_norm(part.double()) for part in torch.split(vector, PIECE)])))
+
+
+def _norm(vector: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(vector)
+    return norm
 
 
 def others_same(
@@ -107,5 +135,27 @@ def others_same(
         index = torch.tensor(others, dtype=torch.long, device=one.device)
         a, b = (x.detach().index_select(place.dim, index) for x in (one, two))
         if not close(a, b, place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):
+            return False
+    return True
+
+
+def part_same(
+    before: Sequence[Tensor],
+    after: Sequence[Tensor],
+    places: SamplePlacements,
+    start: int,
+    count: int,
+    rows: int,
+    rough: float = 1.0,
+) -> bool:
+    """Whether ``count`` samples from ``start`` on have the same results ``after`` all others were taken away."""
+    if len(before) != len(after):
+        return False
+    for one, two, place in zip(before, after, places, strict=True):
+        if place is None or one.shape[place.dim] % rows:
+            continue
+        size = one.shape[place.dim] // rows
+        kept = one.detach().narrow(place.dim, start * size, count * size)
+        if not close(kept, two.detach(), place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):
             return False
     return True

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients._backward import terms_of
+from sordina.gradients._backward import names_of, terms_of
 from sordina.gradients._calls import ModelCall, check_losses_apart, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
 from sordina.gradients._rehearsal import aside
@@ -71,7 +71,8 @@ class Engine:
     def _install(self) -> None:
         self._parameters = trainable(self.model)
         self._recorder = Recorder(self.model)
-        self._parts = Parts(self.model)
+        self._parts, self._names = Parts(self.model), names_of(self._parameters)
+        self._like: Tensor | None = None
         self._wrapped, self._calls = install(
             self.model,
             self._recorder,
@@ -194,8 +195,14 @@ class Engine:
                 terms = self._terms(losses, units, rows_per_unit) if units else {}
         finally:
             self.clear()
-        like = widen(next(iter(self._parameters.values())).detach().new_empty(0))
-        return GhostTape(self._layouts, terms, units, like)
+        return GhostTape(self._layouts, terms, units, self._empty())
+
+    def _empty(self) -> Tensor:
+        """An empty tensor like the answers."""
+        first, like = next(iter(self._parameters.values())), self._like
+        if like is None or like.dtype != first.dtype or like.device != first.device:
+            like = self._like = widen(first.detach().new_empty(0))
+        return like
 
     def _terms(self, losses: Tensor, units: int, rows_per_unit: int) -> dict[str, Term]:
         calls = self._calls.made
@@ -209,7 +216,7 @@ class Engine:
         if self._loss_checks.due():
             check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
-        if outside := used_outside(losses, calls, self._parameters):
+        if outside := used_outside(losses, calls, self._names):
             raise Unsupported(
                 f"parameter {outside[0]!r} is used outside of the model's forward pass, or the losses use something of "
                 "the model that it does not return (an attribute, a result changed in place), so nobody sees whose "
@@ -217,11 +224,11 @@ class Engine:
             )
         rows = units * rows_per_unit
         fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows) and units > 1
-        if fits and not untapped(calls[0], self._parameters):
+        if fits and not untapped(calls[0], self._names):
             structure = calls[0].structure
             same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
             passed = structure.passed if same else frozenset[Key]()
-            return terms_of(losses, taps, structure.taps, passed, self._parameters, units, rows_per_unit)
+            return terms_of(losses, taps, structure.taps, passed, self._parameters, self._names, units, rows_per_unit)
         if units == 1 and not any(call.apart for call in calls):
             return Backwards([BackwardPiece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
         return self._one_by_one(losses, calls, rows_per_unit)

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from math import prod
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +86,7 @@ def layouts(model: nn.Module, groups: Sequence[Sequence[str]] | None) -> tuple[L
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """The batch seen as ``units`` units of ``rows`` consecutive rows each, along dimension ``dim``."""
 
     units: int
@@ -131,21 +130,17 @@ class Parts:
         self._tables: list[dict[str, Any]] = [
             table for module in modules for table in (module._modules, module._parameters)
         ]
-        self._names, self._members = self._now()
+        self._names = list(chain.from_iterable(self._tables))
+        self._members = list(chain.from_iterable(map(dict.values, self._tables)))
         self._parameters = list(model.parameters())
         self._free = [parameter.requires_grad for parameter in self._parameters]
 
-    def _now(self) -> tuple[list[str], list[Any]]:
-        return list(chain.from_iterable(self._tables)), list(chain.from_iterable(map(dict.values, self._tables)))
-
     def same(self) -> bool:
         """Whether every module and parameter is still the object it was, and as trainable: asked before every batch."""
-        names, members = self._now()
         return (
-            len(members) == len(self._members)
-            and all(map(is_, members, self._members))
-            and names == self._names
-            and self._free == [parameter.requires_grad for parameter in self._parameters]
+            list(chain.from_iterable(self._tables)) == self._names
+            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._members))
+            and [parameter.requires_grad for parameter in self._parameters] == self._free
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sordina.errors import Unsupported
-from sordina.gradients._hooks import gathering
+from sordina.gradients._hooks import Gathering
 from sordina.gradients._rehearsal import Dims, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.layout import widen
@@ -122,7 +122,7 @@ class Backwards:
         wanted = self.parameters if only is None else {only: self.parameters[only]}
         if not piece.outputs:
             return {}
-        with gathering() if self.heard else nullcontext():
+        with Gathering() if self.heard else nullcontext():
             found = torch.autograd.grad(
                 piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
             )

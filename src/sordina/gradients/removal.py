@@ -1,8 +1,9 @@
-"""The removal test: one sample is replaced by something very different, and the others may not notice.
+"""The removal test: one sample is replaced by something very different, or some are taken away; others may not notice.
 
 It sees what no gradient shows: statistics taken without one, a maximum over the batch, the capacity of an expert, a
-loss divided by its mean. The shapes stay the same, so that a sound model gives the same numbers to the last bit. Where
-they differ, chance and rounding are ruled out first: both runs are repeated with dropout off, and in double precision.
+loss divided by its mean or by the size of the batch. Where a sample is replaced the shapes stay the same, so that a
+sound model gives the same numbers to the last bit. Where they differ, chance and rounding are ruled out first: both
+runs are repeated with dropout off, and in double precision.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients._rehearsal import CASES, Dims, Snapshot, WithoutChance, aside, moved, replaced
+from sordina.gradients._rehearsal import CASES, Dims, Snapshot, WithoutChance, aside, moved, part, replaced
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.comparison import others_same
+from sordina.gradients.comparison import others_same, part_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
 from sordina.gradients.structure import ADVICE, CHANGES, Mixing
 
@@ -26,6 +27,8 @@ EVERY = 64
 """How many batches lie, in the long run, between two removal tests."""
 Run = Callable[[Any], list[Tensor]]
 """From arguments to the tensors of a result."""
+Same = Callable[..., bool]
+"""Whether two lists of tensors say the same of the samples that stayed."""
 
 
 class RemovalSchedule:
@@ -61,7 +64,7 @@ def others_change(
     seen: Sequence[Tensor],
     before: Snapshot,
 ) -> bool:
-    """Whether replacing one sample of ``value`` changes what ``run`` says of another.
+    """Whether replacing one sample of ``value``, or taking some away, changes what ``run`` says of another.
 
     Args:
         model: What is run; it is left as it was.
@@ -73,10 +76,17 @@ def others_change(
         seen: What ``run`` said of ``value``.
         before: The state of the model before it did.
     """
-    sample = CHANCE.randrange(rows)
-    other = CHANCE.choice([row for row in range(rows) if row != sample])
-    twin = replaced(value, dims, sample, other, CHANCE.choice(CHANGES))
-    same = partial(others_same, places=places, sample=sample, rows=rows)
+    change = CHANCE.choice((*CHANGES, None, None))
+    if change is None:
+        start = CHANCE.randrange(rows)
+        count = CHANCE.randint(1, rows - start - (start == 0))
+        twin = part(value, dims, start, count)
+        same: Same = partial(part_same, places=places, start=start, count=count, rows=rows)
+    else:
+        sample = CHANCE.randrange(rows)
+        other = CHANCE.choice([row for row in range(rows) if row != sample])
+        twin = replaced(value, dims, sample, other, change)
+        same = partial(others_same, places=places, sample=sample, rows=rows)
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients), aside(model):
             try:
@@ -87,7 +97,7 @@ def others_change(
     return False
 
 
-def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Callable[..., bool], before: Snapshot) -> bool:
+def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before: Snapshot) -> bool:
     """Whether neither chance nor rounding explains why the others' results differ."""
     case = CHANCE.choice(CASES)
     with WithoutChance() as chance:
@@ -98,7 +108,7 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Callable[...
             return run(which), chance.seeds()
 
         (one, seeds), (two, other_seeds) = map(played, pair)
-        if seeds != other_seeds:
+        if set(seeds) != set(other_seeds):
             return True
         if same(one, two):
             return False
@@ -138,6 +148,6 @@ class LossWatch:
             self.model, lambda value: [self.losses(value)], batch, dims, where, rows, [losses.detach()], before
         ):
             raise Mixing(
-                "samples mix: replacing one sample changes the losses of others, so no per-sample bound exists, and "
+                "samples mix: without one sample the losses of others change, so no per-sample bound exists, and "
                 f"none holds for the steps since this began. {ADVICE}"
             )

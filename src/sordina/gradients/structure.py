@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import Unsupported
-from sordina.gradients._backward import crossed, terms_of
+from sordina.gradients._backward import crossed, names_of, terms_of
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._rehearsal import (
     CASES,
@@ -96,6 +96,8 @@ class Structure:
     """By the key of a tap the forms in which its calls were seen, in their order."""
     alone: str = ""
     """Why the model must run one sample at a time; empty if it need not."""
+    _fitting: dict[Any, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """What was found of forward passes that looked the same: `_fit` is a function of what they look like."""
 
     def fits(self, taps: Sequence[Tap], rows: int) -> bool:
         """Whether the taps of a forward pass over ``rows`` samples are as expected.
@@ -105,6 +107,22 @@ class Structure:
         """
         if self.alone:
             return False
+        for tap in taps:
+            if tap.versions != tuple([source._version for source in tap.sources]) and self._holds_samples(tap):
+                return False
+        looks = (rows, *[(tap.key, tap.shape, tap.batched, tap.build is None) for tap in taps])
+        found = self._fitting.get(looks)
+        if found is None:
+            if len(self._fitting) >= LOOKS_KEPT:
+                self._fitting.clear()
+            found = self._fitting[looks] = self._fit(taps, rows)
+        return found
+
+    def _holds_samples(self, tap: Tap) -> bool:
+        """Whether a tap's terms are built from its inputs."""
+        return tap.build is not None and self.taps.get(tap.key, MISSING) is not None
+
+    def _fit(self, taps: Sequence[Tap], rows: int) -> bool:
         seen: dict[Key, list[Form]] = {}
         for tap in taps:
             if tap.build is None:
@@ -115,7 +133,7 @@ class Structure:
                     return False
                 continue
             form = form_of(tap.shape, place.dim, rows)
-            if form is None or not tap.intact():
+            if form is None:
                 return False
             seen.setdefault(tap.key, []).append(form)
         for key, forms in seen.items():
@@ -137,6 +155,8 @@ def form_of(shape: Sequence[int], dim: int, rows: int) -> Form | None:
 
 
 MISSING = SamplePlacement(99, True)
+LOOKS_KEPT = 256
+"""Of so many different forward passes a structure remembers whether they fit."""
 
 
 @dataclass
@@ -275,7 +295,7 @@ class StructureTrial:
         self.study.recorder.dynamic = ""
         prints = fingerprint(self.study.model)
         result, taps = self._heard(many, larger)
-        wide, shapes = list(tensors_in([result])), _shapes(taps or [])
+        wide, shapes = [tensor.shape for tensor in tensors_in([result])], _shapes(taps or [])
         self._check_buffers()
         check_parameters(prints, fingerprint(self.study.model))
         del result, taps
@@ -284,14 +304,17 @@ class StructureTrial:
         apart = self._apart(self.value)
         placements = self._placements(outputs, wide, apart, many)
         self._compare(outputs, apart, placements)
-        if self.study.thorough:
-            self._check_replaced(self.value, self.rows, placements)
-            self._check_replaced(larger, many, placements)
-        self._check_memory(larger)
         first = {tap.key for tap in taps or () if not tap.any_dim}
         places = _places(_shapes(taps or []), shapes, self.rows, many, first)
         structure = Structure(self.dims, placements, places, frozenset(), _forms(taps or [], places, self.rows))
-        passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
+        try:
+            passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
+        finally:  # also where a backward pass fails: a model that mixes is refused, not tried in another way
+            del result, outputs, taps, apart
+            if self.study.thorough:
+                self._check_replaced(self.value, self.rows, placements)
+                self._check_replaced(larger, many, placements)
+            self._check_memory(larger)
         if not differs:
             differs = self._other_way(structure)
         why = self.study.recorder.dynamic or differs
@@ -330,13 +353,13 @@ class StructureTrial:
             raise Unsupported(kept_words(secret[0]))
 
     def _placements(
-        self, few: Sequence[Tensor], many: Sequence[Tensor], one: Sequence[Any], size: int
+        self, few: Sequence[Tensor], many: Sequence[torch.Size], one: Sequence[Any], size: int
     ) -> SamplePlacements:
         if any(len(each) != len(few) for each in (many, *one)):
             raise Mixing(f"samples mix: the form of the model's result depends on how many samples there are. {ADVICE}")
         found: list[SamplePlacement | None] = []
         for number, tensor in enumerate(few):
-            place = _grown(tensor.shape, many[number].shape, self.rows, size)
+            place = _grown(tensor.shape, many[number], self.rows, size)
             single = [each[number].shape for each in one]
             if place is not None and any(
                 shape[place.dim] * self.rows != tensor.shape[place.dim]
@@ -359,8 +382,8 @@ class StructureTrial:
                 )
 
     def _check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements) -> None:
+        sample = int(torch.randint(rows, (), generator=self.study.generator))  # one: it moves a mean up, then down
         for change, case in zip(LOUD, CASES, strict=True):
-            sample = int(torch.randint(rows, (), generator=self.study.generator))
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
             before, seeds = self._played(value, case)
             try:
@@ -372,13 +395,19 @@ class StructureTrial:
                     "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
                     f"per-sample bound exists. {ADVICE}"
                 )
+        (_, seeds), (_, fewer) = (self._played(each, 0) for each in (value, part(value, self.dims, 0)))
+        if set(seeds) != set(fewer):
+            raise Mixing(
+                "samples mix: the seed of random numbers depends on the samples, or on how many there are, so no "
+                f"per-sample bound exists. {ADVICE}"
+            )
 
     def _played(self, value: tuple[Any, Any], case: int) -> tuple[list[Tensor], list[int]]:
         """What the model says of ``value`` in a case of chance, and the seeds it used."""
         self.snapshot.restore()
         self.chance.begin(case)
         try:
-            return self.study.plain(value), self.chance.seeds()
+            return [tensor.detach() for tensor in self.study.plain(value)], self.chance.seeds()
         finally:
             self.chance.begin(0)
 
@@ -393,7 +422,7 @@ class StructureTrial:
 
     def _after(self, before: tuple[Any, Any]) -> list[Tensor]:
         self._fresh(lambda: self.study.plain(before))
-        return self.study.plain(self.value)
+        return [tensor.detach() for tensor in self.study.plain(self.value)]
 
     def _gradients(
         self,
@@ -429,7 +458,9 @@ class StructureTrial:
             return nothing, "a layer is used on rows that are not samples", True
         passed = _passed(losses, taps, structure.taps)
         try:
-            terms = terms_of(losses, taps, structure.taps, passed, study.parameters, self.rows, 1)
+            terms = terms_of(
+                losses, taps, structure.taps, passed, study.parameters, names_of(study.parameters), self.rows, 1
+            )
             return passed, truth.differing(terms), truth.spoke
         except Exception:
             return nothing, "a rule does not fit how its layer is called", True

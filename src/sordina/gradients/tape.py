@@ -37,6 +37,8 @@ def _precise(device: str) -> Iterator[None]:
 
 
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
+_PLAIN = (Dense, Pair)
+"""Terms in whose norms nothing cancels."""
 ROUNDING = 5e-6
 """What norms of single precision may be off; said of answers in double precision, it would be too much."""
 
@@ -81,20 +83,23 @@ class GhostTape:
 
     def _measured(self, group: int) -> _Group:
         if group not in self._groups:
-            names = [name for name in self.layouts[group].names if name in self.terms]
-            plain = [term for name in names if isinstance(term := self.terms[name], Dense | Pair)]
-            ghosts = {name: measure(term) for name in names if not isinstance(term := self.terms[name], Dense | Pair)}
-            self._groups[group] = self._summed(_squares(plain), ghosts)
-            if any(self.terms[name].kind.itemsize < self.like.element_size() for name in names):
+            terms = {name: self.terms[name] for name in self.layouts[group].names if name in self.terms}
+            plain = [term for term in terms.values() if isinstance(term, _PLAIN)]
+            ghosts = {name: measure(term) for name, term in terms.items() if not isinstance(term, _PLAIN)}
+            self._groups[group] = self._summed(plain, ghosts)
+            size = self.like.element_size()
+            if any(term.kind.itemsize < size for term in terms.values()):
                 self._groups[group].norms.mul_(1 + ROUNDING)
         return self._groups[group]
 
-    def _summed(self, plain: Tensor | None, ghosts: Mapping[str, Measured]) -> _Group:
-        squares = torch.zeros(self.units, dtype=torch.float64, device=self.like.device) if plain is None else plain
+    def _summed(self, plain: Sequence[Dense | Pair], ghosts: Mapping[str, Measured]) -> _Group:
+        squares, ordinary = _squares(plain) if plain else (None, True)
+        if squares is None:
+            squares = torch.zeros(self.units, dtype=torch.float64, device=self.like.device)
         for measured in ghosts.values():
             squares = squares + measured.squares
         norms = squares.sqrt_().to(self.like)
-        poisoned = None if _finite(norms) else ~norms.isfinite()
+        poisoned = None if (ordinary and not ghosts) or _finite(norms) else ~norms.isfinite()
         marks = {name: found.written for name, found in ghosts.items() if found.written is not None}
         return _Group(norms, poisoned, marks)
 
@@ -137,14 +142,14 @@ class GhostTape:
         rows = [self._weights(vector) for vector in own]
         weights = Weights(torch.stack(rows) if len(rows) > 1 else rows[0][None])
         for name, target in zip(layout.names, torch.split_with_sizes(out, layout.sizes, 1), strict=True):
-            if name not in self.terms:
+            term = self.terms.get(name)
+            if term is None:
                 target.zero_()
-            elif self.terms[name].kind == out.dtype:
-                _contract(self.terms[name], weights, target, measured.poisoned, measured.written.get(name))
+            elif term.kind == out.dtype:
+                _contract(term, weights, target, measured.poisoned, measured.written.get(name))
             else:
-                kind = self.terms[name].kind
-                sums, cast = target.to(kind), Weights(weights.rows.to(kind))
-                _contract(self.terms[name], cast, sums, measured.poisoned, measured.written.get(name))
+                sums, cast = target.to(term.kind), Weights(weights.rows.to(term.kind))
+                _contract(term, cast, sums, measured.poisoned, measured.written.get(name))
                 target.copy_(sums)
         return out
 
@@ -163,24 +168,38 @@ class GhostTape:
         return direction.to(self.like)
 
 
-def _squares(terms: Sequence[Dense | Pair]) -> Tensor | None:
-    """The sum of the squared norms of terms without cancellation, all at once: many layers are small."""
-    if not terms:
-        return None
-    sides = [term for term in terms if isinstance(term, Dense)]
+def _squares(terms: Sequence[Dense | Pair]) -> tuple[Tensor, bool]:
+    """The sum of the squared norms of terms without cancellation, all at once, and whether all are of ordinary size.
+
+    Many layers are small. Of a layer with a bias ``|l|^2 |r|^2 + |l|^2 = |l|^2 (|r|^2 + 1)``.
+    """
     pairs = [term for term in terms if isinstance(term, Pair)]
-    vectors = [*sides, *[pair.left for pair in pairs], *[pair.right for pair in pairs]]
+    shared = {id(pair.left): place for place, pair in enumerate(pairs)}
+    alone, biases = list[Dense](), [0.0] * len(pairs)
+    for term in terms:
+        if isinstance(term, Dense):
+            place = shared.get(id(term))
+            if place is None:
+                alone.append(term)
+            else:
+                biases[place] += 1.0
+    vectors = [*alone, *[pair.left for pair in pairs], *[pair.right for pair in pairs]]
     found = [vector.norms() for vector in vectors]
     if len({each.dtype for each in found}) > 1:
         found = [each.double() for each in found]
     norms = torch.stack(found).double()
-    if not in_range(norms):
+    ordinary = in_range(norms)
+    if not ordinary:
         for row, vector in zip(norms, vectors, strict=True):
             mend(row, vector.vectors)
     squares = norms.square_()
-    left, right = squares[len(sides) :].chunk(2) if pairs else (None, None)
-    total = squares[: len(sides)].sum(0)
-    return total if left is None or right is None else total + (left * right).sum(0)
+    if not pairs:
+        return squares.sum(0), ordinary
+    left, right = squares[len(alone) :].chunk(2)
+    if any(biases):
+        right = right + (1.0 if all(biases) and max(biases) == 1.0 else squares.new_tensor(biases)[:, None])
+    total = (left * right).sum(0)
+    return (total + squares[: len(alone)].sum(0) if alone else total), ordinary
 
 
 def _contract(term: Term, weights: Weights, out: Tensor, poisoned: Tensor | None, marked: Tensor | None) -> None:

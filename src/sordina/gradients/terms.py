@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -115,8 +115,7 @@ class Dense:
         return Dense(self.vectors.index_select(0, units))
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """``g_i = left_i right_i^T`` for left (U, r) and right (U, c): a linear map at one place."""
 
     left: Dense
@@ -211,7 +210,7 @@ class Outer:
         return Outer(self.left.index_select(0, units), self.right.index_select(0, units))
 
     def places(self) -> Outer:
-        """Itself."""
+        """One outer product a place: this term is that already."""
         return self
 
 
@@ -264,6 +263,9 @@ def cross_outer(one: Outer, two: Outer) -> Tensor:
 
 def sum_outer(left: Tensor, right: Tensor, weights: Weights, out: Tensor) -> None:
     """``out[q] = sum_i w_qi left_i^T right_i``, with as few multiplications as the weights allow."""
+    if weights.single:
+        _scaled_product(left, right, weights.rows[0], out[0])
+        return
     split = weights.split if weights.mostly_two else None
     if split is not None and (split.order is None or _worth_arranging(left, right)):
         left, right = split.arranged(left), split.arranged(right)

@@ -17,8 +17,9 @@ from torch import nn
 
 from sordina.errors import InvalidInput
 from sordina.models import losses, metrics, networks
+from sordina.models.scattering import Scattering
 
-__all__ = ["build", "build_for", "default", "losses", "metrics", "names"]
+__all__ = ["Scattering", "build", "build_for", "default", "losses", "metrics", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": networks.mnist_cnn,

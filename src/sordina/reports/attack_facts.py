@@ -21,9 +21,10 @@ _BRIGHTEST = 1.0
 
 
 def attacks(found: dict[str, Any]) -> tuple[AttackFacts, ...]:
-    """The membership attacks of an ``audit.json``: `sordina.auditing.audit.Audit.to_dict`, ROC curves added."""
+    """The membership attacks of an ``audit.json``: `sordina.auditing.findings.Audit.to_dict`, the strongest first."""
     try:
-        return tuple(_attack(result) for result in found.get("results", ()) if "bounds" in result)
+        read = [_attack(result) for result in found.get("results", ()) if "bounds" in result]
+        return tuple(sorted(read, key=lambda one: -one.measured))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidInput(f"audit.json does not read as an audit ({type(error).__name__}: {error}).") from error
 
@@ -50,6 +51,8 @@ def _attack(result: dict[str, Any]) -> AttackFacts:
         ),
         fpr=tuple(map(float, curve.get("fpr", ()))),
         tpr=tuple(map(float, curve.get("tpr", ()))),
+        knows=str(result.get("knows", "")),
+        seconds=_finite(result.get("seconds")),
     )
 
 

@@ -12,9 +12,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sordina.privacy import format_down, format_up
+from sordina.privacy import Unit, format_down, format_up
+from sordina.privacy_claim import PrivacyClaim
 from sordina.reports.attack_facts import attacks
-from sordina.run_folder import RUN, read_claim, read_json
+from sordina.run_folder import AUDIT, FAIRNESS, MODEL_HASH, RUN, SCORES, read_claim, read_json
 
 UNSTATED = "not stated"
 _UNITS = {
@@ -71,29 +72,26 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
         folder: The folder of a run.
     """
     claim = read_claim(folder)
-    scores, fair = Path(folder) / "scores.json", Path(folder) / "fairness.json"
-    private = bool(claim.get("private", claim.get("epsilon") is not None))
-    epsilon, delta = claim.get("epsilon"), claim.get("delta")
+    scores, fair = Path(folder) / SCORES, Path(folder) / FAIRNESS
+    by_client = claim.placement is not None and claim.unit is Unit.USER
     return {
-        "claim": "NOT PRIVATE" if not private else claim.get("statement") or claim.get("guarantee") or UNSTATED,
-        "epsilon": epsilon,
-        "delta": delta,
-        "unit": _CLIENT
-        if "placement" in claim and claim.get("unit") == "user"
-        else _UNITS.get(str(claim.get("unit")), UNSTATED),
+        "claim": (claim.statement or UNSTATED) if claim.private else "NOT PRIVATE",
+        "epsilon": claim.epsilon,
+        "delta": claim.delta,
+        "unit": _CLIENT if by_client else _UNITS.get(str(claim.unit), UNSTATED),
         "contribution": _contribution(claim, folder),
-        "neighbours": _NEIGHBOURS.get(str(claim.get("adjacency")), UNSTATED),
-        "trust": _TRUST.get(str(claim.get("model")), UNSTATED),
-        "accountant": claim.get("accountant", UNSTATED),
-        "noise_multiplier": claim.get("noise_multiplier", UNSTATED),
-        "event": claim.get("event", UNSTATED),
-        "releasable": claim.get("releasable", UNSTATED),
-        "not_covered": claim.get("caveats", []),
-        "floating_point": _FLOATS if "estimator" in claim else UNSTATED,
+        "neighbours": _NEIGHBOURS.get(str(claim.adjacency), UNSTATED),
+        "trust": _TRUST.get(str(claim.trust), UNSTATED),
+        "accountant": claim.accountant or UNSTATED,
+        "noise_multiplier": UNSTATED if claim.noise_multiplier is None else claim.noise_multiplier,
+        "event": claim.event or UNSTATED,
+        "releasable": UNSTATED if claim.releasable is None else claim.releasable,
+        "not_covered": list(claim.caveats),
+        "floating_point": _FLOATS if "estimator" in claim.more else UNSTATED,
         "utility_by_group": read_json(fair) if os.path.lexists(fair) else UNSTATED,
         "utility": read_json(scores) if os.path.lexists(scores) else UNSTATED,
-        "model_sha256": claim.get("model_sha256", UNSTATED),
-        "versions": claim.get("versions", UNSTATED),
+        "model_sha256": claim.more.get(MODEL_HASH, UNSTATED),
+        "versions": claim.versions or UNSTATED,
         "attacks": _attacks(folder),
         "storage_and_access": UNSTATED,
     }
@@ -101,7 +99,7 @@ def privacy_card(folder: str | Path) -> dict[str, Any]:
 
 def _attacks(folder: str | Path) -> Any:
     """What audits beside the run found: one line an attack."""
-    path = Path(folder) / "audit.json"
+    path = Path(folder) / AUDIT
     if not os.path.lexists(path):
         return UNSTATED
     return [
@@ -111,16 +109,16 @@ def _attacks(folder: str | Path) -> Any:
     ]
 
 
-def _contribution(claim: dict[str, Any], folder: str | Path) -> str:
+def _contribution(claim: PrivacyClaim, folder: str | Path) -> str:
     """How much of a person is covered, in words."""
     settings = read_json(Path(folder) / RUN).get("settings", {}) if os.path.lexists(Path(folder) / RUN) else {}
     schema = settings.get("schema") if isinstance(settings, dict) else None
-    if claim.get("unit") == "record":
+    if claim.unit is Unit.RECORD:
         return "Each row counts as another person's."
     if isinstance(schema, dict) and schema.get("person"):
-        return (
-            f"At most {schema.get('rows_per_person') or 1} rows of a person count; the others are left out by chance."
-        )
+        most = schema.get("rows_per_person") or 1
+        rows = "1 row of a person counts" if most == 1 else f"{most} rows of a person count"
+        return f"At most {rows}; the others are left out by chance."
     return UNSTATED
 
 

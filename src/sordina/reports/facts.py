@@ -20,7 +20,7 @@ class Claim:
         epsilon: The claimed epsilon.
         delta: The claimed delta.
         unit: Whose data the guarantee speaks of: a record or a person.
-        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one.
+        adjacency: The neighbours of the guarantee: add or remove one unit, or replace one; None if nobody says.
         trust: Whom the people must trust: nobody but themselves, or whoever adds the noise.
         accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
         noise_multiplier: The noise that was added.
@@ -32,7 +32,7 @@ class Claim:
     epsilon: float | None = None
     delta: float | None = None
     unit: str = "record"
-    adjacency: str = "add-remove"
+    adjacency: str | None = None
     trust: str = "central"
     sound: bool = True
     """Whether the claim is proven, not a heuristic."""
@@ -94,6 +94,10 @@ class AttackFacts:
     tpr_at: tuple[tuple[float, Interval], ...] = ()
     fpr: tuple[float, ...] = ()
     tpr: tuple[float, ...] = ()
+    knows: str = ""
+    """What the attacker had."""
+    seconds: float | None = None
+    """What the attack cost."""
 
 
 @dataclass(frozen=True)

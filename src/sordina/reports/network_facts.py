@@ -15,6 +15,7 @@ from typing import Any
 
 from sordina import private_files
 from sordina.errors import InvalidInput
+from sordina.privacy_claim import PrivacyClaim
 from sordina.reports.facts import NetworkFacts, NetworkFigure
 
 _LARGEST = 4 * 2**20
@@ -42,17 +43,13 @@ _FIGURES = (
         "The mean squared error that noise leaves in a party's estimate, after each round of averaging.",
     ),
 )  # fmt: skip
-_OPTIONS = {"learning_rate": "local-rate"}
-"""Fields of a recipe whose option has another name."""
 _UNNAMED = (None, "own data", "table")
 """Data that a recipe does not name as a command would."""
 _PAIRWISE = 30.0
 """The only ratio that the command asks for."""
 
 
-def network(
-    folder: Path, privacy: dict[str, Any], recipe: dict[str, Any], result: dict[str, Any]
-) -> NetworkFacts | None:
+def network(folder: Path, privacy: PrivacyClaim, recipe: dict[str, Any], result: dict[str, Any]) -> NetworkFacts | None:
     """The facts of a finished run without a server; None of any other.
 
     Args:
@@ -62,9 +59,9 @@ def network(
         result: What its ``result.json`` says.
     """
     topology = recipe.get("topology")
-    if privacy.get("placement") != "network" or topology not in _WHOM:
+    if privacy.placement != "network" or topology not in _WHOM:
         return None
-    details = privacy.get("details") or {}
+    details = privacy.details
     left_out: list[str] = []
     return NetworkFacts(
         topology=topology,
@@ -73,9 +70,9 @@ def network(
         rounds=_whole(recipe.get("rounds")),
         gossip_rounds=_whole(details.get("gossip_rounds")),
         protected_from=_WHOM[topology],
-        worst_epsilon=_finite(privacy.get("epsilon")),
+        worst_epsilon=_finite(privacy.epsilon),
         mean_epsilon=_finite(details.get("epsilon_of_the_mean_pair")),
-        delta=_finite(privacy.get("delta")),
+        delta=_finite(privacy.delta),
         observers=_whole(details.get("observers_accounted")),
         by_distance=tuple(
             (float(one["distance"]), float(one["mean"]), float(one["largest"]))
@@ -98,7 +95,7 @@ def command(recipe: dict[str, Any]) -> str | None:
     for name, value in recipe.items():
         if name in ("data", "pairwise", "strategy") or value is None or value is False:
             continue
-        words.append(f"--{_OPTIONS.get(name, name).replace('_', '-')}")
+        words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [f"{value}"]
     return shlex.join(words)
 

@@ -6,26 +6,55 @@ import functools
 import json
 import math
 import os
-import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from sordina import private_files
+from sordina._renamed import current_recipe
 from sordina.accounting import Event, accountant, from_dict
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError
 from sordina.privacy import Adjacency
+from sordina.privacy_claim import PrivacyClaim
 from sordina.reports.attack_facts import attacks, fairness, reconstructions, release
 from sordina.reports.card import answers, privacy_card
-from sordina.reports.facts import AccountFacts, Booking, Claim, Moment, Report, RunFacts, last
+from sordina.reports.facts import (
+    AccountFacts,
+    Booking,
+    Claim,
+    Moment,
+    ReleasedAnswer,
+    ReleasedCell,
+    Report,
+    RunFacts,
+    last,
+)
 from sordina.reports.network_facts import command as network_command
 from sordina.reports.network_facts import network
-from sordina.reports.release_facts import released_answers
-from sordina.run_folder import MODEL_HASH, RUN, FolderState, read_claim, read_facts, read_json, state_of
+from sordina.run_folder import (
+    ABOUT,
+    ANSWERS,
+    AUDIT,
+    FAIRNESS,
+    INNER,
+    INVERSION,
+    METRICS,
+    MODEL_HASH,
+    PRIVACY,
+    RECIPE,
+    RELEASE,
+    RESULT,
+    RUN,
+    SCORES,
+    FolderState,
+    read_claim,
+    read_json,
+    state_of,
+)
 
 # Whether a run's claim can be checked against the run itself: only then may a page call it PRIVATE.
 #
@@ -47,18 +76,18 @@ class Verification:
     other_model: bool = False
 
 
-def verify(folder: Path, privacy: dict[str, Any]) -> Verification:
+def verify(folder: Path, privacy: PrivacyClaim | None) -> Verification:
     """Check the claim of ``folder``.
 
     Args:
         folder: The folder of a run.
         privacy: What its ``privacy.json`` says.
     """
-    if not privacy:
+    if privacy is None:
         return Verification(False, "no privacy.json is there")
-    if MODEL_HASH not in privacy and os.path.lexists(folder / "answers.json"):
+    if MODEL_HASH not in privacy.more and os.path.lexists(folder / ANSWERS):
         return Verification(False, "nothing ties the answers to the claim beside them")
-    if not (folder / RUN).is_file() or MODEL_HASH not in privacy:
+    if not (folder / RUN).is_file() or MODEL_HASH not in privacy.more:
         return Verification(False, "the folder does not say which model the claim is about")
     condition = state_of(folder)
     if condition.state is not FolderState.FINISHED:
@@ -70,18 +99,17 @@ def verify(folder: Path, privacy: dict[str, Any]) -> Verification:
     return _verify_epsilon(privacy)
 
 
-def _verify_epsilon(privacy: dict[str, Any]) -> Verification:
-    if privacy.get("epsilon") is None:
+def _verify_epsilon(privacy: PrivacyClaim) -> Verification:
+    if privacy.epsilon is None:
         return Verification(True)
-    if "event" not in privacy:
+    if privacy.event is None:
         return Verification(False, "privacy.json lists no events that its epsilon follows from")
-    details = privacy.get("details") or {}
-    told = {name: privacy.get(name) or details.get(name) for name in ("accountant", "adjacency", "delta")}
+    if privacy.adjacency is None:
+        return Verification(False, "privacy.json does not say under which neighbours its epsilon holds")
     try:
-        event = from_dict(numbers(privacy["event"]))
-        adjacency = Adjacency(told["adjacency"] or Adjacency.ADD_REMOVE)
-        epsilon = _epsilon(event, str(told["accountant"] or "pld"), float(told["delta"] or 0.0), adjacency)
-        claimed = float(privacy["epsilon"])
+        event = from_dict(numbers(dict(privacy.event)))
+        epsilon = _epsilon(event, privacy.accountant or "pld", float(privacy.delta or 0.0), privacy.adjacency)
+        claimed = float(privacy.epsilon)
     except (SordinaError, TypeError, ValueError, KeyError, OverflowError):
         return Verification(False, "the events in privacy.json cannot be read")
     if not epsilon <= claimed * (1 + _SLACK):
@@ -125,9 +153,7 @@ def numbers(value: Any) -> Any:
 # ``scores.json``          how a model of a table does on its test rows
 # =======================  =============================================================================
 
-_MARKS = ("privacy.json", "metrics.jsonl", "audit.json", "inversion.json", "release.json")
-_FIRST = re.compile(r"\b(?:initial|threshold|C)=([0-9.eE+-]+)")
-"""The first threshold in a policy's name."""
+_MARKS = (PRIVACY, METRICS, AUDIT, INVERSION, RELEASE)
 _METRIC = (
     "Metric privacy hides an update among those within its radius; how much two clients that differ more can be told "
     "apart grows with their distance.",
@@ -160,8 +186,10 @@ def distinct(runs: Sequence[RunFacts]) -> tuple[RunFacts, ...]:
 
 
 def run(folder: str | Path) -> RunFacts:
-    """The facts of one folder."""
+    """The facts of one folder; of the run inside it, where it follows the conventions of another library."""
     folder = Path(folder)
+    if (folder / INNER / RUN).is_file():
+        return replace(run(folder / INNER), name=folder.resolve().name)
     if not any(os.path.lexists(folder / mark) for mark in _MARKS):
         raise InvalidInput(
             f"{folder} is not a run: none of {', '.join(_MARKS)} is there. Give a folder that `sordina train`, "
@@ -179,39 +207,42 @@ def run(folder: str | Path) -> RunFacts:
 
 
 def _run(folder: Path) -> RunFacts:
-    privacy, result = _object(folder / "privacy.json", read_facts), _object(folder / "result.json")
-    scores = _object(folder / "scores.json")
-    recipe = _object(folder / "recipe.json") or _object(folder / "about.json")
-    history = _history(folder / "metrics.jsonl", privacy)
-    audited = _object(folder / "audit.json")
-    released = released_answers(_object(folder / "answers.json"))
+    privacy = read_claim(folder, check_model=False) if os.path.lexists(folder / PRIVACY) else None
+    claim = privacy or PrivacyClaim()
+    result, scores = _object(folder / RESULT), _object(folder / SCORES)
+    recipe = current_recipe(_object(folder / RECIPE) or _object(folder / ABOUT))
+    history = _history(folder / METRICS, claim)
+    audited = _object(folder / AUDIT)
+    released = released_answers(_object(folder / ANSWERS))
     kind = "release" if released and not recipe and not history else _kind(privacy, recipe, history)
-    finished = bool(privacy) or kind == "audit"
+    finished = privacy is not None or kind == "audit"
     return RunFacts(
         name=folder.resolve().name,
         kind=kind,
         claim=_claimed(audited) if kind == "audit" else _claim(privacy, verify(folder, privacy)),
         dataset=recipe.get("dataset") or recipe.get("data"),
         model=recipe.get("strategy") or recipe.get("model") or scores.get("model"),
-        population=result.get("clients") or recipe.get("population") or privacy.get("sampler", {}).get("population"),
+        population=result.get("clients")
+        or recipe.get("population")
+        or (claim.more.get("sampler") or {}).get("population"),
         finished=finished,
-        steps=privacy.get("steps") or privacy.get("rounds") or (history[-1].step if history else None),
-        clipping=privacy.get("clipping"),
+        steps=claim.more.get("steps") or claim.more.get("rounds") or (history[-1].step if history else None),
+        clipping=str(claim.clipping["kind"]) if claim.clipping else None,
         history=history,
         loss=_number(result.get("validation_loss", last(history, "loss") or scores.get("log_loss"))),
         accuracy=_number(result.get("validation_accuracy", last(history, "accuracy") or scores.get("accuracy"))),
         attacks=attacks(audited),
-        reconstructions=reconstructions(_object(folder / "inversion.json") or audited),
-        release=release(_object(folder / "release.json")),
+        reconstructions=reconstructions(_object(folder / INVERSION) or audited),
+        release=release(_object(folder / RELEASE)),
         answers=released,
-        leakage=_leakage(privacy),
-        leakage_limit=_number(privacy.get("leakage_limit")),
-        fairness=fairness(_object(folder / "fairness.json") or next(iter(result.get("fairness", {}).values()), {})),
-        network=network(folder, privacy, recipe, result),
-        caveats=_caveats(privacy) if finished else (_UNFINISHED,),
+        leakage=_leakage(claim),
+        leakage_limit=_number(claim.more.get("leakage_limit")),
+        fairness=fairness(_object(folder / FAIRNESS) or next(iter(result.get("fairness", {}).values()), {})),
+        network=network(folder, claim, recipe, result),
+        caveats=_caveats(claim) if finished else (_UNFINISHED,),
         command=_command(kind, recipe),
-        versions=tuple(privacy.get("versions", audited.get("versions", {})).items()),
-        card=_card(folder) if privacy else (),
+        versions=tuple((claim.versions or audited.get("versions", {})).items()),
+        card=_card(folder) if privacy is not None else (),
     )
 
 
@@ -241,30 +272,27 @@ def accounts(book: Ledger) -> tuple[AccountFacts, ...]:
     )
 
 
-def _kind(privacy: dict[str, Any], recipe: dict[str, Any], history: tuple[Moment, ...]) -> str:
-    if "placement" in privacy or "strategy" in recipe:
+def _kind(privacy: PrivacyClaim | None, recipe: dict[str, Any], history: tuple[Moment, ...]) -> str:
+    if (privacy is not None and privacy.placement is not None) or "strategy" in recipe:
         return "federate"
-    return "train" if privacy or recipe or history else "audit"
+    return "train" if privacy is not None or recipe or history else "audit"
 
 
-def _claim(privacy: dict[str, Any], found: Verification) -> Claim:
-    if not privacy:
+def _claim(privacy: PrivacyClaim | None, found: Verification) -> Claim:
+    if privacy is None:
         return Claim()
-    privacy = {**privacy.get("details", {}), **privacy}
-    epsilon = _number(privacy.get("epsilon"))
-    trust = str(privacy.get("model") or privacy.get("placement") or "central")
     return Claim(
-        private=bool(privacy.get("private", trust != "none" and (epsilon is not None or trust == "metric"))),
-        epsilon=epsilon,
-        delta=_number(privacy.get("delta")),
-        unit=str(privacy.get("unit", "record")),
-        adjacency=str(privacy.get("adjacency") or ("replace-one" if trust == "local" else "add-remove")),
-        trust=trust,
-        sound=bool(privacy.get("sound", True)),
-        accountant=privacy.get("accountant"),
-        noise_multiplier=_number(privacy.get("noise_multiplier")),
-        releasable=privacy.get("releasable"),
-        statement=str(privacy.get("statement") or privacy.get("guarantee") or ""),
+        private=privacy.private,
+        epsilon=_number(privacy.epsilon),
+        delta=_number(privacy.delta),
+        unit=str(privacy.unit or "record"),
+        adjacency=None if privacy.adjacency is None else str(privacy.adjacency),
+        trust=str(privacy.trust or privacy.placement or "central"),
+        sound=privacy.sound,
+        accountant=privacy.accountant,
+        noise_multiplier=_number(privacy.noise_multiplier),
+        releasable=privacy.releasable,
+        statement=privacy.statement,
         verified=found.verified,
         unverified=found.why,
         other_model=found.other_model,
@@ -283,7 +311,7 @@ def _claimed(audited: dict[str, Any]) -> Claim:
     )  # fmt: skip
 
 
-def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:
+def _history(path: Path, privacy: PrivacyClaim) -> tuple[Moment, ...]:
     """The lines in order of steps; a private run whose lines tell what was spent starts at step 0, with nothing."""
     if not os.path.lexists(path):
         return ()
@@ -295,10 +323,10 @@ def _history(path: Path, privacy: dict[str, Any]) -> tuple[Moment, ...]:
             reason = type(error).__name__
             raise InvalidInput(f"{path}, line {number}: not a line of metrics ({reason}).") from error
         moments[moment.step] = moment
-    first = _FIRST.search(str(privacy.get("clipping", "")))
+    first = _number((privacy.clipping or {}).get("threshold"))
     spends = any(moment.epsilon is not None for moment in moments.values())
-    if privacy.get("private") and 0 not in moments and (first or spends):
-        moments[0] = Moment(0, epsilon=0.0 if spends else None, threshold=float(first[1]) if first else None)
+    if privacy.private and 0 not in moments and (first is not None or spends):
+        moments[0] = Moment(0, epsilon=0.0 if spends else None, threshold=first)
     return tuple(moments[step] for step in sorted(moments))
 
 
@@ -314,14 +342,13 @@ def _moment(entry: dict[str, Any]) -> Moment:
     )
 
 
-def _leakage(privacy: dict[str, Any]) -> tuple[float, ...]:
-    return tuple(float(value) for value in privacy.get("leakage_per_client", ()))
+def _leakage(privacy: PrivacyClaim) -> tuple[float, ...]:
+    return tuple(float(value) for value in privacy.more.get("leakage_per_client") or ())
 
 
-def _caveats(privacy: dict[str, Any]) -> tuple[str, ...]:
+def _caveats(privacy: PrivacyClaim) -> tuple[str, ...]:
     """The run's own, and for metric privacy what its figure leaves open."""
-    own = tuple(str(caveat) for caveat in privacy.get("caveats", ()))
-    return own + _METRIC if privacy.get("placement") == "metric" else own
+    return privacy.caveats + _METRIC if privacy.placement == "metric" else privacy.caveats
 
 
 def _command(kind: str, recipe: dict[str, Any]) -> str | None:
@@ -347,6 +374,46 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _object(path: Path, read: Callable[[Path], dict[str, Any]] = read_json) -> dict[str, Any]:
+def _object(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; empty if there is no such file, refused if anything else is there."""
-    return read(path) if os.path.lexists(path) else {}
+    return read_json(path) if os.path.lexists(path) else {}
+
+
+# The answers that a release of statistics wrote.
+
+
+def released_answers(found: dict[str, Any]) -> tuple[ReleasedAnswer, ...]:
+    """The answers of an ``answers.json``: `sordina.statistics.record.release_record`; none if there is none.
+
+    Args:
+        found: What the file says.
+    """
+    try:
+        return tuple(_answer(one) for one in found["answers"]) if found else ()
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"answers.json does not read as a release ({type(error).__name__}).") from error
+
+
+def _answer(one: dict[str, Any]) -> ReleasedAnswer:
+    return ReleasedAnswer(
+        question=str(one["query"]),
+        cells=tuple(_cell(cell) for cell in one["answers"]),
+        confidence=_finite(one["confidence"]),
+        epsilon=_finite(one["epsilon"]),
+        delta=_finite(one["delta"]),
+        notes=tuple(str(note) for note in one["notes"]),
+        releasable=one["releasable"] is True,
+    )
+
+
+def _cell(cell: dict[str, Any]) -> ReleasedCell:
+    group, pair = cell["group"], cell["interval"]
+    labels = () if group is None else tuple(map(str, group)) if isinstance(group, list) else (str(group),)
+    low, high = (None, None) if pair is None else map(_finite, pair)
+    return ReleasedCell(labels, _finite(cell["value"]), low, high)
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError("not a number")
+    return float(value)

@@ -112,7 +112,7 @@ def attacked(report: Report) -> str:
     if not runs:
         return ""
     refuted = [attack.verdict for run in runs for attack in run.attacks if attack.refuted]
-    alarm = f'<div class="card alarm"><span class="badge bad">CLAIM REFUTED</span>{bullets(refuted)}</div>'
+    alarm = f'<div class="card alarm"><span class="badge bad">REFUTED</span>{bullets(refuted)}</div>'
     figures = [figure(charts.measured(runs)), *(figure(charts.roc(run)) for run in runs)]
     rows = [
         (
@@ -121,12 +121,14 @@ def attacked(report: Report) -> str:
             *(f"{one.value:.1%} [{one.low:.1%}, {one.high:.1%}]" for _, one in attack.tpr_at),
             f"≥ {_number(attack.measured)} at {attack.confidence:.0%}",
             f"{attack.members} / {attack.non_members}",
+            attack.knows or "—",
+            "—" if attack.seconds is None else f"{attack.seconds:.1f} s",
         )
         for run in runs
         for attack in run.attacks
     ]
     rates = [f"found at {rate:.1%} false alarms" for rate, _ in runs[0].attacks[0].tpr_at]
-    head = ("attack", "AUC [95 %]", *rates, "measured ε", "members / others")
+    head = ("attack", "AUC [95 %]", *rates, "measured ε", "members / others", "the attacker knows", "cost")
     return section(
         "attacks", "What attackers achieved",
         paragraph("An attack that finds little proves little: it bounds what leaks from below, the guarantee bounds it "

@@ -27,7 +27,7 @@ def badge(run: RunFacts) -> tuple[str, str]:
     """A word or two on the guarantee, and how to colour it: good, care or bad."""
     claim = run.claim
     if any(attack.refuted for attack in run.attacks):
-        return ("CLAIM REFUTED", "bad")
+        return ("REFUTED", "bad")
     if claim.private is None:
         return ("NO GUARANTEE ON FILE", "bad")
     if not claim.private:
@@ -93,6 +93,8 @@ def _odds(run: RunFacts) -> list[str]:
         bet = f"which of two possible sets of data one {who} holds"
     elif claim.adjacency == "add-remove":
         bet = f"whether one particular {who} was {'in' if run.kind == 'release' else 'among'} the {data}"
+    elif claim.adjacency is None:
+        bet = f"what one {who} gave to the {data}"
     else:
         bet = f"which of two candidates for one {who}'s place was in the {data}"
     save = f", but for a chance of 1 in {math.floor(1 / delta + 1e-9):,}" if delta else ""
@@ -123,7 +125,8 @@ def protects(claim: Claim) -> str:
     """Whom the guarantee is for."""
     if claim.trust == "metric":
         return f"each message of one {_WHO.get(claim.unit, claim.unit)}, within the radius"
-    return f"one {_WHO.get(claim.unit, claim.unit)}, {claim.adjacency} neighbours, {claim.trust} model"
+    neighbours = "neighbours not stated" if claim.adjacency is None else f"{claim.adjacency} neighbours"
+    return f"one {_WHO.get(claim.unit, claim.unit)}, {neighbours}, {claim.trust} model"
 
 
 def proven(attack: AttackFacts) -> str:

@@ -13,13 +13,15 @@ from torch import nn
 
 from sordina import datasets, models, random
 from sordina.auditing import figures
-from sordina.auditing.audit import Audit, audit
-from sordina.auditing.membership.shadows import PlainTraining, Progress, silent, train
+from sordina.auditing.audit import audit
+from sordina.auditing.findings import Audit
+from sordina.auditing.membership.shadows import PlainTraining, train
 from sordina.auditing.membership.target import Classifier, Samples, as_samples
 from sordina.auditing.reconstruction.study import reconstruction_study
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput
 from sordina.privacy import Budget, Guarantee
+from sordina.progress import Progress, silent
 from sordina.reproduction.experiment import ExperimentFindings, Job, Value
 from sordina.reproduction.language import language_study
 from sordina.training import Trainer
@@ -82,9 +84,9 @@ def membership_study(
     seed: int = 0,
     progress: Progress = silent,
 ) -> MembershipStudy:
-    """Overfit a network to ``rows`` rows, train the same network at ``epsilon``, and attack both.
+    """Overfit a network to about ``rows`` rows, train the same network at ``epsilon``, and attack both.
 
-    Members and non-members are a random split of ``2 rows`` rows of the training file, so the one-run bound holds.
+    Of ``2 rows`` rows of the training file each is a member by a fair coin, so the one-run bound holds.
     ``label_noise`` is the share of labels drawn anew at random, in members and non-members alike: something that can
     only be memorised. ``balanced`` keeps as many rows of each class, as 003 does.
     """
@@ -96,8 +98,9 @@ def membership_study(
     everything = _relabelled(everything, data.classes, label_noise, rng)
     if 2 * rows > len(everything):
         raise InvalidInput(f"{dataset} has {len(everything)} rows: members and non-members need {2 * rows}.")
-    order = rng.permutation(len(everything))
-    members, others = everything.take(order[:rows]), everything.take(order[rows : 2 * rows])
+    order = rng.permutation(len(everything))[: 2 * rows]
+    coins = rng.random(2 * rows) < 0.5
+    members, others = everything.take(order[coins]), everything.take(order[~coins])
     recipe = recipe or PlainTraining(epochs=100, batch_size=32, learning_rate=2e-3)
 
     def build() -> nn.Module:
@@ -107,7 +110,7 @@ def membership_study(
     def judged(model: nn.Module, claim: Guarantee | None) -> Trained:
         found = audit(
             model, members, others, attacks,
-            claim=claim, random_split=True, delta=delta, confidence=confidence, recipe=recipe, shadows=shadows,
+            claim=claim, membership="coins", delta=delta, confidence=confidence, recipe=recipe, shadows=shadows,
             seed=seed, progress=progress,
         )  # fmt: skip
         return Trained(accuracy(model, members), accuracy(model, others), found)
@@ -117,7 +120,7 @@ def membership_study(
         return MembershipStudy(overfitted, None)
     trainer = Trainer(
         build(), nn.functional.cross_entropy, Budget(epsilon, delta),
-        clipping=Fixed(1.0), batch_size=rows // 4, epochs=private_epochs, lr=private_rate, seed=seed,
+        clipping=Fixed(1.0), batch_size=rows // 4, epochs=private_epochs, learning_rate=private_rate, seed=seed,
     )  # fmt: skip
     run = trainer.fit((members.inputs, members.labels))
     return MembershipStudy(overfitted, judged(run.model, run.guarantee))

@@ -94,10 +94,10 @@ def _update_cosines(
     everyone, rng = np.arange(len(population)), np.random.default_rng(0)
     cosines = []
     for number in range(rounds):
-        parcel = engine.map_reduce(side, RoundRequest({"model": model}, None, RowOrder(1, number)), everyone, rng)
-        assert parcel.vectors is not None
-        cosines.append(mean_cosine(parcel.vectors))
-        model = model + parcel.vectors.mean(dim=0)
+        update = engine.map_reduce(side, RoundRequest({"model": model}, None, RowOrder(1, number)), everyone, rng)
+        assert update.vectors is not None
+        cosines.append(mean_cosine(update.vectors))
+        model = model + update.vectors.mean(dim=0)
     return cosines
 
 

@@ -38,7 +38,7 @@ def figure_2_1(job: Job) -> ExperimentFindings:
         limit = given["participations"] * federated_studies.SYNTHETIC_PARAMETERS / noise
         for name, server in SERVERS.items():
             limited = {"leakage_limit": limit} if name == "steady server" else {}
-            found = federated_studies.recovery(seeds, noise=noise, **server, **limited)
+            found = federated_studies.recovery(seeds, noise_multiplier=noise, **server, **limited)
             values += _recovery(name, f"two hypotheses, nu = {noise:g}", found, given["leakage"].get(f"{noise:g}"))
     pictures = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.glob("row*/*.png"))
     remarks = [

@@ -57,7 +57,7 @@ STEADY: dict[str, Any] = {"strategy": "metric-pfl-steady", "root": False, "patie
 
 def rows_of_figure_2_1(folder: Path, seed: int = 0, noise: float = 5.0, **options: Any) -> dict[str, Any]:
     """The three rows of figure 2.1: one hypothesis, two, and two with noise; then the last with the steady server."""
-    noisy: dict[str, Any] = {"hypotheses": 2, "privacy": "metric", "noise": noise}
+    noisy: dict[str, Any] = {"hypotheses": 2, "privacy": "metric", "noise_multiplier": noise}
     rows: dict[str, dict[str, Any]] = {
         "one hypothesis, no noise": {"hypotheses": 1, "privacy": "none"},
         "two hypotheses, no noise": {"hypotheses": 2, "privacy": "none"},
@@ -75,7 +75,7 @@ def rows_of_figure_2_1(folder: Path, seed: int = 0, noise: float = 5.0, **option
 def leakage_by_cluster(seed: int = 0, noise: float = 5.0, **options: Any) -> list[list[float]]:
     """The largest leakage among the clients of each cluster, round by round."""
     trace = record.RoundTrace()
-    finished = synthetic_trial(seed, observe=trace, **{**PAPER, "noise": noise, **options})
+    finished = synthetic_trial(seed, observe=trace, **{**PAPER, "noise_multiplier": noise, **options})
     clusters = finished.problem.federation.clusters
     assert clusters is not None
     table, kinds = np.stack(trace.leakage), np.array(clusters[0])
@@ -92,7 +92,7 @@ TRAINING_CLIENTS = 2062
 def hospital_trial(seed: int, hypotheses: int, noise: float, **recipe: Any) -> Finished:
     """One run; ``noise = 0`` is without privacy."""
     problem = FederatedProblem.of(load("hospital", random.seeded(seed)))
-    privacy: dict[str, Any] = {"privacy": "metric", "noise": noise} if noise else {"privacy": "none"}
+    privacy: dict[str, Any] = {"privacy": "metric", "noise_multiplier": noise} if noise else {"privacy": "none"}
     return run(FederatedRecipe("hospital", hypotheses=hypotheses, seed=seed, **privacy, **recipe), problem=problem)
 
 
@@ -178,7 +178,7 @@ def writers_trial(
 ) -> Finished:
     """One run with two hypotheses; ``noise = 0`` is without privacy."""
     problem = FederatedProblem.of(load(data, random.seeded(seed), model=model), **LOSSES[loss])
-    privacy: dict[str, Any] = {"privacy": "metric", "noise": noise} if noise else {"privacy": "none"}
+    privacy: dict[str, Any] = {"privacy": "metric", "noise_multiplier": noise} if noise else {"privacy": "none"}
     return run(FederatedRecipe(data, hypotheses=2, seed=seed, **privacy, **recipe), problem=problem)
 
 
@@ -226,7 +226,7 @@ def compare_fairness(
             reports = []
             for seed in draws:
                 problem = FederatedProblem.of(load(data, random.seeded(seed), **(options or {})))
-                job = FederatedRecipe(data, hypotheses=hypotheses, noise=noise, seed=seed, **recipe)
+                job = FederatedRecipe(data, hypotheses=hypotheses, noise_multiplier=noise, seed=seed, **recipe)
                 result = run(job, problem=problem).result
                 reports.append(next(iter(problem.fairness(result.best).values())))
             means = {name: float(np.mean([asdict(one)[name] for one in reports])) for name in METRICS}
@@ -286,7 +286,7 @@ def federated_svm(
         delta=delta,
         threshold=clip,
         rounds=rounds,
-        local_rate=rate,
+        learning_rate=rate,
         clients_per_round=clients,
         seed=seed,
     )

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from sordina import datasets, random
-from sordina.auditing.audit import AttackResult, Audit
-from sordina.auditing.bounds import Bound, OneRun, TwoRates, check_confidence, shared_confidence
+from sordina.auditing.bounds import Bound, TwoRates, check_confidence, shared_confidence
+from sordina.auditing.findings import AttackResult, Audit
 from sordina.auditing.membership.attacks import (
     LossAttack,
     LowerCase,
@@ -31,18 +31,18 @@ from sordina.auditing.membership.attacks import (
 )
 from sordina.auditing.membership.shadows import (
     PlainTraining,
-    Progress,
     Shadows,
     ask,
     draw_halves,
-    silent,
     streams,
     train_loop,
 )
 from sordina.auditing.membership.target import LanguageModel, Samples
+from sordina.auditing.one_run import OneRun
 from sordina.auditing.scores import BoolArray, Scores
 from sordina.errors import InvalidInput
 from sordina.plan import check_whole
+from sordina.progress import Progress, StagedProgress, silent_stages
 
 RECIPE = PlainTraining(epochs=12, batch_size=16, learning_rate=3e-3)
 """Until the model knows its training sequences better than others, but far from by heart."""
@@ -143,7 +143,7 @@ def language_study(
     confidence: float = 0.95,
     delta: float = 1e-5,
     seed: int = 0,
-    progress: Callable[[str], Progress] = lambda stage: silent,
+    progress: StagedProgress = silent_stages,
 ) -> LanguageStudy:
     """Train a small GPT-2, and attack it by loss, shadow models, noisy, lower-cased and word-swapped neighbours.
 

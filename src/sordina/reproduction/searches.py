@@ -129,7 +129,7 @@ def fields(configuration: Configuration) -> dict[str, Any]:
     if "C0" in configuration:
         return {"clipping": Online(configuration["C0"]), "learning_rate": AutomaticRate()}
     if "C" in configuration:
-        return {"clipping": Fixed(configuration["C"]), "lr": configuration["rho"]}
+        return {"clipping": Fixed(configuration["C"]), "learning_rate": configuration["rho"]}
     return named("online-as-in-thesis").fields(configuration)
 
 

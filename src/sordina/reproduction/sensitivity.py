@@ -30,7 +30,7 @@ def cosine(job: Job) -> ExperimentFindings:
     given = job.settings
     data = datasets.load(given["dataset"])
     model = models.build_for(data, given.get("model"), seed=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=given["lr"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=given["learning_rate"])
     sampler = Poisson(given["batch_size"], len(data.train))
     rng = random.seeded(given.get("seed", 0))
     thresholds = log_spaced(given["lowest"], given["highest"], given["thresholds"])
@@ -45,12 +45,12 @@ def cosine(job: Job) -> ExperimentFindings:
             if step in given["iterations"]:
                 means = _cosines(tape, total, thresholds, given["noise_multiplier"], given["draws"], rng)
                 curves.append(PlottedCurve(f"t = {step}", thresholds, means))
-            _descend(engine, optimizer, total / sampler.expected_batch)
+            _descend(engine, optimizer, total / sampler.expected_batch_size)
     panel = Panel("Figure 3.1", "clipping threshold C", "cosine with the true gradient", curves, log_x=True)
     values = [_peak(curve) for curve in curves]
     remarks = [
         f"Noise multiplier {given['noise_multiplier']:g}, mean of {given['draws']} draws, batch {given['batch_size']}, "
-        f"plain SGD at rate {given['lr']:g}.",
+        f"plain SGD at rate {given['learning_rate']:g}.",
         "The thesis shows curves without numbers and concludes that every iteration has a prominent best threshold.",
     ]
     return ExperimentFindings(data.source, values, [panel], remarks)

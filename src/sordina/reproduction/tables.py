@@ -109,7 +109,7 @@ def _accuracy(
     module = _build(model, train.tensors[0].shape[1], int(train.tensors[1].max()) + 1, given["hidden"], seed)
     trainer = Trainer(
         module, nn.functional.cross_entropy, budget, clipping=Fixed(given["threshold"]), batch_size=len(train),
-        steps=given["steps"], learning_rate=None, lr=given["learning_rate"], noise_multiplier=noise, seed=seed,
+        steps=given["steps"], learning_rate=given["learning_rate"], noise_multiplier=noise, seed=seed,
     )  # fmt: skip
     trainer.fit(train)
     return float(evaluate(module, nn.functional.cross_entropy, test)["accuracy"])

@@ -47,7 +47,7 @@ def compare_on_skewed_labels(
     """One row per strategy and seed: test loss and accuracy, validation by validation."""
     rows = []
     draws = list(seeds)
-    local = steps or LocalSteps(0.1, batch=20, epochs=10)
+    local = steps or LocalSteps(0.1, batch_size=20, epochs=10)
     for name in names:
         for seed in draws:
             rng = np.random.default_rng(seed)
@@ -59,7 +59,11 @@ def compare_on_skewed_labels(
             if model == "logistic":
                 people, test = (Population(p.x.flatten(1), p.y, p.sizes) for p in (people, test))
             objective = of_module(module, losses.cross_entropy)
-            common = {"learning_rate": local.rate, "batch_size": local.batch, "local_epochs": local.epochs}
+            common = {
+                "learning_rate": local.learning_rate,
+                "batch_size": local.batch_size,
+                "local_epochs": local.epochs,
+            }
             facts = FederationFacts(rounds, clients, per_round)
             strategy, work = registry.named(name, common).parts(objective, facts)
             result = federate(
@@ -161,16 +165,16 @@ def trial(
     per_round: int,
     steps: LocalSteps,
     seed: int,
-    weather: FaultInjection | None = None,
+    faults: FaultInjection | None = None,
     placement: Placement | None = None,
 ) -> tuple[FederatedRun, dict[str, Any]]:
     """One run of one strategy: how often its clients are right on rows they kept back, and the bytes it took."""
     count = len(place.train)
-    common = {"learning_rate": steps.rate, "batch_size": steps.batch, "local_epochs": steps.epochs}
+    common = {"learning_rate": steps.learning_rate, "batch_size": steps.batch_size, "local_epochs": steps.epochs}
     algorithm = registry.named(name, common | SETTINGS.get(name, {}))
     strategy, work = algorithm.parts(place.objective, FederationFacts(rounds, count, per_round))
     inside = InProcess(place.train)
-    engine: FederatedEngine = inside if weather is None else FaultInjectingEngine(inside, weather)
+    engine: FederatedEngine = inside if faults is None else FaultInjectingEngine(inside, faults)
     models = torch.stack([first(place, seed + 1000 * one) for one in range(algorithm.count)])
     method = FederatedMethod(
         strategy,
@@ -229,7 +233,7 @@ def compare_on_writers(
     **place: Any,
 ) -> list[dict[str, Any]]:
     """One row per strategy and seed, all on the same writers of a seed."""
-    local = steps or LocalSteps(0.1, batch=20, epochs=2)
+    local = steps or LocalSteps(0.1, batch_size=20, epochs=2)
     towns = {seed: writer_federation(np.random.default_rng(seed), **place) for seed in seeds}
     return [
         trial(name, where, rounds=rounds, per_round=per_round, steps=local, seed=seed)[1]
@@ -254,13 +258,13 @@ def first_round(accuracies: Sequence[float], target: float) -> int | None:
 def with_faults(
     seeds: Iterable[int], *, strategy: str = "fedavg", rounds: int = 40, per_round: int = 20, **place: Any
 ) -> list[dict[str, Any]]:
-    """Per seed: accuracy in calm and in the storm, and whom the guard turned away."""
-    local, found = LocalSteps(0.1, batch=20, epochs=2), []
+    """Per seed: accuracy without and with faults, and whose updates were refused."""
+    local, found = LocalSteps(0.1, batch_size=20, epochs=2), []
     for seed in seeds:
         where = writer_federation(np.random.default_rng(seed), shift=False, **place)
         common: dict[str, Any] = {"rounds": rounds, "per_round": per_round, "steps": local, "seed": seed}
         _, calm = trial(strategy, where, **common)
-        result, storm = trial(strategy, where, weather=FaultInjection(seed=seed, **FAULTS), **common)
+        result, storm = trial(strategy, where, faults=FaultInjection(seed=seed, **FAULTS), **common)
         refused = sorted({one.sender for each in result.history for one in each.refused})
         dropped = sum(one.dropped for one in result.history) / (rounds * per_round)
         found.append(
@@ -269,7 +273,7 @@ def with_faults(
     return found
 
 
-# All federated strategies side by side: on writers that disagree, on skewed labels, and in hostile weather.
+# All federated strategies side by side: on writers that disagree, on skewed labels, with faults and hostile clients.
 
 
 def strategies(job: Job) -> ExperimentFindings:

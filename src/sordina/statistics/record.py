@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import sordina
-from sordina import private_files, run_folder
+from sordina import private_files
 from sordina.accounting import Composed
 from sordina.accounting.events import to_dict as event_to_dict
 from sordina.errors import InvalidInput
+from sordina.privacy import Guarantee, delta_limit, delta_warning
+from sordina.privacy_claim import PrivacyClaim
+from sordina.run_folder import ANSWERS, write_claim
 from sordina.statistics.answers import Answer
 from sordina.statistics.table import Table
-
-ANSWERS = "answers.json"
 
 
 def release_record(table: Table, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def release_record(table: Table, answers: Sequence[Answer]) -> dict[str, Any]:
     """
     events = tuple(answer.event for answer in answers)
     claim = table.guarantee(events)
+    warning = delta_words(table, claim)
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "answers": [answer.to_dict() for answer in answers],
@@ -38,10 +40,22 @@ def release_record(table: Table, answers: Sequence[Answer]) -> dict[str, Any]:
         "adjacency": str(claim.adjacency),
         "model": str(claim.trust),
         "rows_per_person": table.terms.rows_per_person if table.terms.persons else None,
-        "statement": str(claim),
+        "statement": f"{claim}. {warning}" if warning else str(claim),
         "event": event_to_dict(Composed(events)),
         "releasable": all(answer.releasable for answer in answers),
     }
+
+
+def delta_words(table: Table, claim: Guarantee) -> str | None:
+    """What to say of the delta of a claim: a warning, or for how many it is meant where their number is not public.
+
+    Args:
+        table: Whose rows.
+        claim: The claim.
+    """
+    if table.terms.rows is not None:
+        return delta_warning(claim.delta, table.terms.rows, "row")
+    return delta_limit(claim.delta, str(claim.unit))
 
 
 def write_release(folder: str | Path, table: Table, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -55,16 +69,19 @@ def write_release(folder: str | Path, table: Table, answers: Sequence[Answer]) -
     record = release_record(table, answers)
     folder = check_folder(folder)
     private_files.make_folder(folder)
-    kept = ("epsilon", "delta", "unit", "adjacency", "model", "statement", "event", "releasable")
-    facts = {name: record[name] for name in kept} | {
-        "accountant": "pld",
-        "private": True,
-        "sound": True,
-        "caveats": sorted({note for answer in answers for note in answer.notes}),
-        "versions": {"sordina": sordina.__version__, "python": platform.python_version()},
-    }
-    for name, data in ((ANSWERS, record), (run_folder.PRIVACY, facts)):
-        private_files.write(folder / name, json.dumps(data, indent=1, allow_nan=False).encode())
+    guarantee = table.guarantee(tuple(answer.event for answer in answers))
+    notes = sorted({note for answer in answers for note in answer.notes})
+    claim = PrivacyClaim.of(
+        guarantee,
+        statement=record["statement"],
+        accountant="pld",
+        event=record["event"],
+        releasable=record["releasable"],
+        caveats=(*notes, *filter(None, [delta_words(table, guarantee)])),
+        versions={"sordina": sordina.__version__, "python": platform.python_version()},
+    )
+    private_files.write(folder / ANSWERS, json.dumps(record, indent=1, allow_nan=False).encode())
+    write_claim(folder, claim)
     return record
 
 

@@ -1,4 +1,4 @@
-"""The rows that questions are answered from: clean, and at most so many of each person.
+"""The rows that questions are answered from: clean, with a bounded number of rows of each person.
 
 Nothing in a row can stop a release or show itself otherwise: what cannot be read counts as missing, numbers are moved
 into the range of the schema (infinity too), categories nobody listed are in no group.
@@ -27,7 +27,7 @@ from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 
 @dataclass(frozen=True)
 class BoundedRows:
-    """Rows of which each person has at most so many.
+    """Rows of which each person has a bounded number.
 
     Args:
         columns: Numbers and dates as floats within their range (NaN: missing), listed categories as codes, texts and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.mechanisms.mechanism import check_confidence
 from sordina.privacy import Adjacency, Budget, Guarantee, Unit, check_epsilon, format_up
+from sordina.progress import Progress, silent
 from sordina.statistics.answers import Answer
 from sordina.statistics.filters import parse_condition
 from sordina.statistics.groups import Divider, Grouping
@@ -46,10 +47,6 @@ _WIDEST = 1e150
 """No range is wider: its square would not be a number."""
 _BEFORE_QUESTIONS = 2
 """Steps of a release before its first question: sharing the budget, reading the table."""
-
-
-def _silent(done: int, total: int) -> None:
-    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +422,7 @@ class Table:
         equal_error: bool = False,
         epsilon: float | None = None,
         confidence: float = 0.95,
-        progress: Callable[[int, int], None] = _silent,
+        progress: Progress = silent,
     ) -> tuple[Answer, ...]:
         """Ask several questions together: they share what is left of the budget, or ``epsilon`` of it.
 
@@ -473,7 +470,7 @@ class Table:
         events: tuple[Event, ...],
         rows: BoundedRows,
         confidence: float,
-        progress: Callable[[int, int], None],
+        progress: Progress,
     ) -> tuple[Answer, ...]:
         self._events += events
         answers: list[Answer] = []

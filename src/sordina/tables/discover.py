@@ -16,10 +16,10 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.mechanisms import DiscreteLaplace
 from sordina.mechanisms.mechanism import source as generator
-from sordina.privacy import Adjacency, Budget, Guarantee, Unit
+from sordina.privacy import Adjacency, Budget, Guarantee, Unit, delta_limit
 from sordina.tables.prepare import person_texts, present_texts, readable_numbers
-from sordina.tables.readers import Source, header, pieces
-from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
+from sordina.tables.readers import Source, columns_of, header, pieces
+from sordina.tables.schema import MISSING, ColumnKind, ColumnSchema, Schema
 
 # A first schema for a table, for a person to complete.
 #
@@ -30,6 +30,10 @@ from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 LOOKED_AT = 1000
 """How many rows are looked at for the kinds."""
 _LONG_TEXT = 40
+_SEEMS = 0.9
+"""Part of the values that must be written as a number or a date for a column to seem one."""
+_ALSO_MISSING = ("-", "--", ".", "n/a", "na", "none", "unknown", "#N/A", "<NA>")
+"""What stands for a missing number or date in some files, and would be a value elsewhere."""
 
 
 def draft_schema(
@@ -56,7 +60,7 @@ def draft_schema(
     names = header(source, encoding=encoding, separator=separator)
     for role, name in [("target", target), ("person", person), *(("groups", one) for one in groups)]:
         if name is not None and name not in names:
-            raise InvalidInput(f"{role} {name!r} is not a column; the columns are {', '.join(map(repr, names[:20]))}.")
+            raise InvalidInput(f"{role} {name!r} is not a column: {columns_of(names)}.")
     first = next(pieces(source, encoding=encoding, separator=separator, rows_at_once=LOOKED_AT), None)
     if first is None:
         raise InvalidInput("the table has no rows.")
@@ -65,7 +69,7 @@ def draft_schema(
         kind = ColumnKind.PERSON if name == person else guess_kind(first.columns[name])
         if name in groups or (name == target and kind not in (ColumnKind.NUMBER, ColumnKind.CATEGORY)):
             kind = ColumnKind.CATEGORY
-        columns.append(ColumnSchema(name, kind))
+        columns.append(ColumnSchema(name, kind, missing=_missing(first.columns[name], kind)))
     if person is not None and rows_per_person is None:
         rows_per_person = 1
     return Schema(tuple(columns), target, person, rows_per_person, tuple(groups))
@@ -84,6 +88,10 @@ def advice(schema: Schema, guarantee: Guarantee | None = None, *, drafted: bool 
         lines.append("Public by assumption: the names of the columns, and their kinds as the first rows suggest them.")
     if guarantee is not None:
         lines.append(f"Ranges and categories were found privately, {guarantee}; rarer values are clipped or 'other'.")
+        if limit := delta_limit(guarantee.delta, str(guarantee.unit)):
+            lines.append(limit)
+    if guarantee is not None and schema.unfilled:
+        lines.append("Of these nothing stood out from the noise at this epsilon: they stay open.")
     for name, fields in schema.unfilled.items():
         lines.append(f"To state, from what you know without the data: {name} ({', '.join(fields)}).")
     if schema.unfilled:
@@ -96,13 +104,14 @@ def advice(schema: Schema, guarantee: Guarantee | None = None, *, drafted: bool 
 
 
 def guess_kind(raw: NDArray[Any]) -> ColumnKind:
-    """What a column seems to hold, from how its values are written.
+    """What a column seems to hold, from how its values are written; a few that are written otherwise do not count.
 
     Args:
         raw: The column as it was read.
     """
     schema = Schema((ColumnSchema("column", ColumnKind.TEXT),))
     column = schema["column"]
+    lenient = ColumnSchema("column", ColumnKind.TEXT, missing=(*MISSING, *_ALSO_MISSING))
     if raw.dtype.kind == "M":
         return ColumnKind.DATE
     if raw.dtype.kind == "b":
@@ -110,12 +119,22 @@ def guess_kind(raw: NDArray[Any]) -> ColumnKind:
     present = present_texts(raw, column, schema)
     if not present:
         return ColumnKind.IGNORED
-    if len(readable_numbers(raw, column, schema)) == len(present):
+    written = present_texts(raw, lenient, schema)
+    enough = max(1.0, _SEEMS * len(written))
+    if len(readable_numbers(raw, lenient, schema)) >= enough:
         return ColumnKind.NUMBER
-    dates = ColumnSchema("column", ColumnKind.DATE)
-    if all(text[:1].isdigit() for text in present) and len(readable_numbers(raw, dates, schema)) == len(present):
+    digits = sum(text[:1].isdigit() for text in written) >= enough
+    if digits and len(readable_numbers(raw, replace(lenient, kind=ColumnKind.DATE), schema)) >= enough:
         return ColumnKind.DATE
     return ColumnKind.TEXT if float(np.mean([len(text) for text in present])) > _LONG_TEXT else ColumnKind.CATEGORY
+
+
+def _missing(raw: NDArray[Any], kind: ColumnKind) -> tuple[str, ...] | None:
+    """The table's list, and all of `_ALSO_MISSING` for a number or date among whose first rows one of them stands."""
+    if kind not in (ColumnKind.NUMBER, ColumnKind.DATE):
+        return None
+    strange = any(isinstance(value, str) and value.strip() in _ALSO_MISSING for value in raw.tolist())
+    return (*MISSING, *_ALSO_MISSING) if strange else None
 
 
 # What a schema leaves open, found privately: ranges of numbers and dates, lists of categories.
@@ -183,7 +202,9 @@ class Discovery:
             reading: ``encoding`` and ``separator`` of a CSV file.
         """
         rng = generator(rng)
-        return self._filled(_one_row_each(table, self.schema, rng, reading), rng)
+        columns = _one_row_each(table, self.schema, rng, reading)
+        self._enough(columns)
+        return self._filled(columns, rng)
 
     def _filled(self, columns: Iterable[tuple[ColumnSchema, NDArray[Any]]], rng: np.random.Generator) -> Schema:
         """The schema, with what the open ``columns`` hold filled in."""
@@ -197,26 +218,48 @@ class Discovery:
             schema = schema.with_column(found)
         return schema
 
-    def _range(self, raw: NDArray[Any], column: ColumnSchema, rng: np.random.Generator) -> tuple[float, float]:
+    def needed(self, column: ColumnSchema) -> float:
+        """How many people (rows, without a person column) must hold a value of ``column`` for it to be found.
+
+        Args:
+            column: One that the schema leaves open.
+        """
+        if column.kind is ColumnKind.CATEGORY:
+            return float(stability_threshold(self.epsilon, self.delta))
+        bins = len(DATE_EDGES if column.kind is ColumnKind.DATE else NUMBER_EDGES) - 1
+        return math.log(bins / (1 - CONFIDENCE)) / self.epsilon
+
+    def _enough(self, columns: Sequence[tuple[ColumnSchema, NDArray[Any]]]) -> None:
+        """Refuse, before anything is spent, where all people of the table together are too few."""
+        for column, raw in columns:
+            if len(raw) < self.needed(column):
+                raise InvalidInput(
+                    f"nothing can be found of {column.name!r} at this epsilon: a value must be held by about "
+                    f"{self.needed(column):.0f}, and the table has {len(raw)} {self.unit}s. Nothing was spent. State "
+                    "what you know in the schema (every field less leaves more for the others), or take more epsilon."
+                )
+
+    def _range(
+        self, raw: NDArray[Any], column: ColumnSchema, rng: np.random.Generator
+    ) -> tuple[float, float] | tuple[None, None]:
         edges = DATE_EDGES if column.kind is ColumnKind.DATE else NUMBER_EDGES
         values = readable_numbers(raw, column, self.schema)
         bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
         counts = np.bincount(bins, minlength=len(edges) - 1).astype(np.int64)
         noisy = np.asarray(DiscreteLaplace(1, self.epsilon).release(counts, rng))
-        held = np.flatnonzero(noisy > math.log((len(edges) - 1) / (1 - CONFIDENCE)) / self.epsilon)
+        held = np.flatnonzero(noisy > self.needed(column))
         if not len(held):
-            held = np.array([int(np.argmax(noisy))])
+            return None, None
         return float(edges[held[0]]), float(edges[held[-1] + 1])
 
     def _values(self, raw: NDArray[Any], column: ColumnSchema, rng: np.random.Generator) -> tuple[str, ...]:
         counts = Counter(present_texts(raw, column, self.schema))
         names = sorted(counts)
         if not names:
-            return ("other",)
+            return ()
         noisy = np.asarray(DiscreteLaplace(1, self.epsilon).release(np.array([counts[one] for one in names]), rng))
         least = stability_threshold(self.epsilon, self.delta)
-        kept = [name for name, count in zip(names, noisy.tolist(), strict=True) if count >= least]
-        return tuple(kept) or ("other",)
+        return tuple(name for name, count in zip(names, noisy.tolist(), strict=True) if count >= least)
 
 
 def stability_threshold(epsilon: float, delta: float) -> int:
@@ -289,7 +332,8 @@ def complete_privately(
         return plan.release(table, rng, encoding=encoding, separator=separator), plan.guarantee
     ledger.check(dataset_budget, plan.event, unit=plan.unit)
     rng = generator(rng)
-    columns = list(_one_row_each(table, schema, rng, {"encoding": encoding, "separator": separator}))
+    columns = _one_row_each(table, schema, rng, {"encoding": encoding, "separator": separator})
+    plan._enough(columns)
     what = f"schema: {len(schema.unfilled)} ranges or lists of categories"
     with ledger.reserve(dataset_budget, plan.event, what=what, unit=plan.unit) as reservation:
         found = plan._filled(columns, rng)
@@ -309,7 +353,7 @@ def _event(schema: Schema, epsilon: float, delta: float) -> Event:
 
 def _one_row_each(
     table: Source, schema: Schema, rng: np.random.Generator, reading: dict[str, Any]
-) -> Iterable[tuple[ColumnSchema, NDArray[Any]]]:
+) -> list[tuple[ColumnSchema, NDArray[Any]]]:
     """The open columns, with one row of each person."""
     names = list(schema.unfilled)
     wanted = names if schema.person is None else [*names, schema.person]

@@ -32,6 +32,40 @@ Matrix = NDArray[np.float32]
 _DAY = np.timedelta64(1, "D")
 
 
+class PreparedRows(np.ndarray[Any, np.dtype[np.float32]]):
+    """Rows that `Prepare` made: a matrix that knows the names of its columns, with values in [0, 1].
+
+    A private estimator takes names and bounds from it. No guarantee rests on that: it clips to the bounds all the same.
+    """
+
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Matrix, names: tuple[str, ...]) -> PreparedRows:
+        """A view of ``rows`` that knows ``names``.
+
+        Args:
+            rows: The rows.
+            names: One for each column.
+        """
+        view = rows.view(cls)
+        view.names = names
+        return view
+
+    def __array_finalize__(self, source: Any) -> None:
+        """Names go with rows that are cut out."""
+        self.names = getattr(source, "names", ())
+
+    def frame(self) -> Any:
+        """The rows as a frame with names, where there still is one for each column; else a plain matrix."""
+        import pandas
+
+        plain = np.asarray(self)
+        if plain.ndim != 2 or plain.shape[1] != len(self.names):
+            return plain
+        return pandas.DataFrame(plain, columns=list(self.names), copy=False)
+
+
 class Prepare(TransformerMixin, BaseEstimator):
     """A schema's preparation as a transformer of scikit-learn; fitting learns nothing.
 
@@ -67,7 +101,8 @@ class Prepare(TransformerMixin, BaseEstimator):
         schema = self._fitted()
         wanted = [column.name for column in schema.features]
         parts = [features(piece, schema) for piece in pieces(X, wanted)]
-        return np.concatenate(parts) if parts else np.empty((0, len(feature_names(schema))), np.float32)
+        rows = np.concatenate(parts) if parts else np.empty((0, len(feature_names(schema))), np.float32)
+        return PreparedRows.of(rows, tuple(feature_names(schema)))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """The names of the prepared columns.
@@ -260,9 +295,12 @@ def _read_numbers(
 
 def _texts(raw: NDArray[Any], missing: Sequence[str]) -> tuple[list[str], NDArray[np.bool_]]:
     """The column as stripped texts, and where nothing stands; whole floats are written without a point."""
-    stand_ins = frozenset(missing)
-    texts = [_text(value) for value in raw.tolist()]
-    return texts, np.fromiter((text in stand_ins or text == "\0" for text in texts), np.bool_, len(texts))
+    values = raw.tolist()
+    try:
+        texts = list(map(str.strip, values))
+    except TypeError:  # not texts alone
+        texts = [_text(value) for value in values]
+    return texts, np.fromiter(map(frozenset([*missing, "\0"]).__contains__, texts), np.bool_, len(texts))
 
 
 def _text(value: Any) -> str:
@@ -297,9 +335,9 @@ def _is_absent(value: Any) -> bool:
 
 
 def _parsed(texts: list[str], gaps: NDArray[np.bool_]) -> NDArray[np.float64]:
-    kept = ["nan" if gap else text for text, gap in zip(texts, gaps.tolist(), strict=True)]
+    kept = ["nan" if gap else text for text, gap in zip(texts, gaps.tolist(), strict=True)] if gaps.any() else texts
     try:
-        if not any("_" in text for text in kept):  # Python reads 1_000, files do not mean it
+        if "_" not in " ".join(kept):  # Python reads 1_000, files do not mean it
             return np.array(kept, dtype=np.float64)
     except ValueError:
         pass

@@ -1,7 +1,7 @@
 """Tables from files and frames, piece by piece: CSV (also gzip), Parquet, pandas, polars.
 
 A piece is a mapping from column names to arrays, with the number of its first row. The text of a file is never in
-memory as a whole. What cannot be read is refused in one line that names row and column, and quotes nobody's value.
+memory as a whole. What cannot be read is refused in one line that names row and column, and quotes no value.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ def pieces(
     absent = [name for name in wanted if name not in present]
     if absent:
         raise InvalidInput(
-            f"{_called(source)} has no column {', '.join(map(repr, absent[:8]))}: its columns are "
-            f"{', '.join(map(repr, present[:20]))}{' ...' if len(present) > 20 else ''}."
+            f"{_called(source)} has no column {', '.join(map(repr, absent[:8]))}: {columns_of(present)}."
         )
     if not isinstance(source, (str, os.PathLike)):
         yield from _frame_pieces(source, wanted, rows_at_once)
@@ -100,6 +99,37 @@ def pieces(
         yield from _parquet_pieces(Path(source), wanted, rows_at_once)
     else:
         yield from _csv_pieces(Path(source), present, wanted, encoding, separator, rows_at_once)
+
+
+def refuse_scoring_on(source: Source, test: Source) -> None:
+    """Refuse a test table that is the training's: its scores are raw values of the people a guarantee is for.
+
+    Args:
+        source: What is trained on.
+        test: What is to be scored on.
+    """
+    same = test is source
+    if isinstance(source, (str, os.PathLike)) and isinstance(test, (str, os.PathLike)):
+        one, two = Path(source), Path(test)
+        same = one.resolve() == two.resolve() or (one.exists() and two.exists() and one.samefile(two))
+    if same:
+        raise InvalidInput(
+            "the test data are the training data: scores are computed without noise, so they would be raw values of "
+            "the people the guarantee is for. Give other rows, or a test share."
+        )
+
+
+def columns_of(names: Sequence[str]) -> str:
+    """The names of a table's columns for a message; asks about the separator where there is one name full of others.
+
+    Args:
+        names: Of the columns.
+    """
+    other = next((one for one in (";", "\t", "|") if len(names) == 1 and one in names[0]), None)
+    if other is not None:
+        said = "$'\\t'" if other == "\t" else f"'{other}'"
+        return f"its header has no comma; say --separator {said}"
+    return f"the columns are {', '.join(map(repr, names[:20]))}{' ...' if len(names) > 20 else ''}"
 
 
 def _csv_pieces(
@@ -115,13 +145,13 @@ def _csv_pieces(
                 rows = [row for row in taken if row]  # blank lines are no rows
                 if not rows:
                     continue
-                for number, row in enumerate(rows, first):
-                    if len(row) != len(present):
-                        more = "more" if len(row) > len(present) else "fewer"
-                        raise InvalidInput(
-                            f"row {number} of {path.name} (line {reader.line_num} or before) has {more} fields than "
-                            "the header: is a quote or a separator missing?"
-                        )
+                if set(map(len, rows)) != {len(present)}:
+                    place = next(place for place, row in enumerate(rows) if len(row) != len(present))
+                    more = "more" if len(rows[place]) > len(present) else "fewer"
+                    raise InvalidInput(
+                        f"row {first + place} of {path.name} (line {reader.line_num} or before) has {more} fields than "
+                        "the header: is a quote or a separator missing?"
+                    )
                 columns = list(zip(*rows, strict=True))
                 yield Piece({name: _objects(columns[place]) for name, place in zip(wanted, places, strict=True)}, first)
                 first += len(rows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -35,81 +36,130 @@ class Rows:
             return tuple(tensor.index_select(0, index) for tensor in self.source)
         return self.collate([self.source[int(i)] for i in indices])
 
-    def take_readable(self, indices: Indices) -> tuple[Any, Tensor | None]:
-        """The rows at ``indices``, collated, and which of them are blank because they cannot be read.
+    def readable(self, piece: MicroBatch) -> list[tuple[MicroBatch, Any]]:
+        """The rows of ``piece`` that can be read: in one batch, or one for every unit if they do not go together.
 
-        An item that cannot be read, or that does not fit the others, must not stop a run at the step that draws it.
+        An item that cannot be read, or that has not the form of the data set, adds nothing and stops nothing. Every
+        item is judged by itself, so what one is changes nothing for the others.
 
         Args:
-            indices: Which rows.
+            piece: Which rows.
 
         Returns:
-            The batch, and a mask of the blank rows: None where all could be read, and no batch if none could.
+            What was taken of the piece, with its batch; nothing if no item could be read.
         """
         if isinstance(self.source, tuple):
-            return self.take(indices), None
-        try:
-            batch = self.take(indices)
-            if kinds(batch) == self._kinds:
-                return batch, None
-        except Exception:
-            pass
-        if self._pattern is None:
-            return None, None
-        items = [self._readable(int(index)) for index in indices]
-        blank = torch.tensor([item is None for item in items])
-        return self.collate([_blank(self._pattern) if item is None else item[0] for item in items]), blank
+            return [(piece, self.take(piece.rows))]
+        items = {row: self._item(row) for row in {int(row) for row in piece.rows}}
+        part = piece.only(np.array([items[int(row)] is not None for row in piece.rows]))
+        if part is None:
+            return []
+        for parts in ([part], part.units()):
+            batches = [(each, self._batch(each, items)) for each in parts]
+            taken = [(each, batch) for each, batch in batches if batch is not None]
+            if taken:
+                return [(replace(each, last=each.last and each is taken[-1][0]), batch) for each, batch in taken]
+        return []
 
     def take_or_refuse(self, indices: Sequence[int]) -> Any:
-        """As `take`, for who looks through a map-style data set: an item that cannot be read is refused by its number.
+        """As `take`, for who looks through a map-style data set: an item that does not fit is refused by its number.
 
         Args:
             indices: Which rows.
         """
-        try:
-            batch = self.take(np.asarray(indices))
-            if kinds(batch) == self._kinds:
-                return batch
-        except Exception:
-            pass
-        if self._pattern is None:
-            raise InvalidInput("no item of the data set can be read and collated: see what data[0] gives.")
-        for index in indices:
-            if self._readable(index) is None:
-                raise InvalidInput(
-                    f"item {index} of the data set cannot be read, or has another shape or type than the first ones "
-                    "(its values are not shown): leave it out, or mend it."
-                )
-        raise InvalidInput("items of the data set can be read one by one, but not collated together: give collate_fn.")
+        return self.collate([self._item_or_refuse(index) for index in indices])
+
+    def check_alike(self) -> None:
+        """Read a map-style data set once and refuse items that are not all of one form, before anything is spent."""
+        if not isinstance(self.source, tuple):
+            for index in range(self.size):
+                self._item_or_refuse(index)
 
     @cached_property
     def pattern(self) -> Any:
         """What two items look like in a batch; None if none can be read."""
-        return None if self._pattern is None else self.collate([self._pattern, self._pattern])
+        return None if self._first is None else self.collate([_copy(self._first), _copy(self._first)])
 
     @cached_property
-    def _pattern(self) -> Any:
-        """The first item that can be read and collated: what the others must look like."""
+    def _first(self) -> Any:
+        """The first item that can be read and collated."""
         for index in range(min(self.size, _LOOKS)):
             try:
                 item = self.source[index]
-                self.collate([item, item])
+                self.collate([_copy(item), _copy(item)])
             except Exception:
                 continue
             return item
         return None
 
     @cached_property
-    def _kinds(self) -> list[torch.dtype]:
-        return kinds(self.pattern)
+    def _form(self) -> Any:
+        """What every item must look like; that all do is found out by `check_alike`, so that no item decides it."""
+        return self._form_of(self._first)
 
-    def _readable(self, index: int) -> tuple[Any] | None:
-        """The item, if it goes with the pattern."""
+    @cached_property
+    def _known(self) -> dict[Any, bool]:
+        """Whether items fit, by their types and shapes: where torch collates, nothing else decides."""
+        return {}
+
+    def _item_or_refuse(self, index: int) -> Any:
+        if self._first is None:
+            raise InvalidInput("no item of the data set can be read and collated: see what data[0] gives.")
+        item = self._item(index)
+        if item is None:
+            different = "" if self._by_torch else " after collate_fn"
+            raise InvalidInput(
+                f"item {index} of the data set cannot be read, or has another shape or type than the first ones"
+                f"{different} (its values are not shown): leave it out, or mend it."
+                + (" Items of different sizes need a collate_fn that pads them." if self._by_torch else "")
+            )
+        return item[0]
+
+    def _item(self, index: int) -> tuple[Any] | None:
+        """The item, if it can be read and has the form of the data set: nothing but the item decides."""
+        if self._first is None:
+            return None
         try:
             item = self.source[index]
-            return (item,) if kinds(self.collate([self._pattern, item])) == self._kinds else None
+            if not self._by_torch:
+                return (item,) if self._form_of(item) == self._form else None
+            kind = _kind(item)
+            if kind not in self._known:
+                self._known[kind] = self._form_of(item) == self._form
+            return (item,) if self._known[kind] else None
         except Exception:
             return None
+
+    def _batch(self, piece: MicroBatch, items: Mapping[int, tuple[Any] | None]) -> Any:
+        """The items of ``piece`` together, None if they do not go together."""
+        try:
+            given = [item for item in (items[int(row)] for row in piece.rows) if item is not None]
+            batch = self.collate([_copy(item[0]) for item in given])
+            return batch if self._shape(batch) == self._form[1] else None
+        except Exception:
+            return None
+
+    @property
+    def _by_torch(self) -> bool:
+        return self.collate is default_collate
+
+    def _form_of(self, item: Any) -> tuple[Any, Any]:
+        """The names in an item, and what it looks like in a batch of its own."""
+        names = frozenset(item) if isinstance(item, Mapping) else len(item) if isinstance(item, tuple) else None
+        return names, self._shape(self.collate([_copy(item)]))
+
+    def _shape(self, batch: Any) -> Any:
+        """Names, types and shapes in a batch; only the number of dimensions where a function of the user's may pad."""
+        if isinstance(batch, Tensor):
+            return batch.dtype, batch.shape[1:] if self._by_torch else (batch.dim(), batch.numel() > 0)
+        if isinstance(batch, Mapping):
+            return {name: self._shape(value) for name, value in batch.items()}
+        tensors = list(tensors_in([batch]))
+        if not isinstance(batch, (tuple, list)) or not tensors:
+            return [(tensor.dtype, tensor.dim()) for tensor in tensors]
+        parts = [self._shape(value) for value in batch]
+        one_per_row = not self._by_torch and all(part == parts[0] for part in parts)
+        return parts[:1] if one_per_row else parts
 
 
 def blank_batch(rows: Rows) -> tuple[Any, int]:
@@ -128,39 +178,32 @@ _LOOKS = 1000
 """How many items are looked at for one that can be read."""
 
 
-def kinds(batch: Any) -> list[torch.dtype]:
-    """The types of the tensors in ``batch``: one item of another type changes that of the whole batch.
-
-    Args:
-        batch: What a collate function made.
-    """
-    return [tensor.dtype for tensor in tensors_in([batch])]
+def _copy(item: Any) -> Any:
+    """A copy of a dictionary or a list: there are collate functions that change the items they are given."""
+    return copy.copy(item) if isinstance(item, (Mapping, list)) else item
 
 
-def _blank(item: Any) -> Any:
-    """Zeros in the form of ``item``."""
-    if isinstance(item, Tensor):
-        return torch.zeros_like(item)
-    if isinstance(item, (np.ndarray, np.generic)):
-        return np.zeros_like(item)
-    if isinstance(item, (bool, int, float)):
-        return type(item)(0)
+def _kind(item: Any) -> Any:
+    """Types and shapes of an item, at any depth."""
+    if isinstance(item, (Tensor, np.ndarray)):
+        return type(item), item.dtype, tuple(item.shape)
     if isinstance(item, Mapping):
-        return {key: _blank(value) for key, value in item.items()}
+        return type(item), tuple((name, _kind(value)) for name, value in item.items())
     if isinstance(item, (tuple, list)):
-        parts = [_blank(value) for value in item]
-        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
-    return item
+        return type(item), tuple(_kind(value) for value in item)
+    return type(item)
 
 
 def as_rows(data: Any, collate_fn: Collate | None = None) -> Rows:
     """``data`` as `Rows`; refuses what cannot be sampled by index.
 
     Args:
-        data: A TensorDataset, a tuple of tensors, or a map-style Dataset.
+        data: A TensorDataset, a tuple of tensors, a map-style Dataset, or `Rows` already.
         collate_fn: What makes a batch of a list of the data set's items, as in `torch.utils.data.DataLoader`: to pad
             sequences of different lengths. It must treat every item alike, whatever the others are.
     """
+    if isinstance(data, Rows):
+        return data
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, (tuple, list)) and data and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
@@ -191,6 +234,34 @@ class MicroBatch:
     weights: Tensor | None
     rows_per_unit: int
     last: bool
+
+    def only(self, present: np.ndarray[Any, Any]) -> MicroBatch | None:
+        """Without the rows that are not ``present``; a unit that has none is left out, and None if nobody is left.
+
+        Args:
+            present: One truth value per row. In a unit of several rows another one of its own, with weight zero,
+                stands where one is missing.
+        """
+        if present.all():
+            return self
+        table, there = (each.reshape(-1, self.rows_per_unit) for each in (self.rows, present))
+        units = there.any(axis=1)
+        if not units.any():
+            return None
+        own = table[np.arange(len(table)), there.argmax(axis=1)]
+        rows = np.where(there, table, own[:, None])[units].ravel()
+        weights = self.weights
+        if weights is not None:
+            weights = (weights.view(table.shape) * torch.from_numpy(there))[torch.from_numpy(units)].reshape(-1)
+        return MicroBatch(rows, weights, self.rows_per_unit, self.last)
+
+    def units(self) -> list[MicroBatch]:
+        """Every unit alone."""
+        pieces = [slice(start, start + self.rows_per_unit) for start in range(0, len(self.rows), self.rows_per_unit)]
+        return [
+            replace(self, rows=self.rows[piece], weights=None if self.weights is None else self.weights[piece])
+            for piece in pieces
+        ]
 
 
 def split(table: Indices, size: int | None) -> list[MicroBatch]:

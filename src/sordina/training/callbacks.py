@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from sordina import private_files
 from sordina.privacy import format_up
+from sordina.progress import Progress
 
 
 class StopTraining(Exception):
@@ -38,7 +39,11 @@ class Callback(Protocol):
         ...
 
 
-class Progress:
+_SHOWN = ("loss", "accuracy", "auc", "rmse")
+"""The validation scores that a line has room for; files have them all."""
+
+
+class ProgressBar:
     """A Rich progress bar with validation loss, threshold, epsilon so far and time left.
 
     Args:
@@ -47,21 +52,21 @@ class Progress:
     """
 
     def __init__(self, steps: int, title: str = "training") -> None:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[facts]}"),
+        self._bar = rich.Progress(
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TimeRemainingColumn(),
+            rich.TextColumn("{task.fields[facts]}"),
             console=Console(stderr=True),
         )
         self._task = self._bar.add_task(title, total=steps, facts="")
         self._validation: dict[str, float] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         self._bar.start()
         return self
 
@@ -73,11 +78,34 @@ class Progress:
     def report(self, entry: dict[str, Any]) -> None:
         """Move the bar."""
         self._validation = entry.get("validation", self._validation)
-        facts = [f"{name} {value:.4g}" for name, value in self._validation.items()]
+        facts = [f"{name} {self._validation[name]:.4g}" for name in _SHOWN if name in self._validation]
         threshold, epsilon = entry["threshold"], entry["epsilon"]
-        facts += ["not private" if threshold is None else f"C {threshold:.3g}"]
+        facts += ["not private" if threshold is None else f"threshold {threshold:.3g}"]
         facts += [] if epsilon is None else [f"ε {format_up(epsilon)}"]
         self._bar.update(self._task, completed=entry["step"], facts="  ".join(facts))
+
+
+class ToldProgress:
+    """Tells a `sordina.progress.Progress` how many steps are taken.
+
+    Args:
+        progress: Called with the steps taken and the steps of the run.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> ToldProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close."""
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Tell the step."""
+        self._progress(entry["step"], entry["steps"])
 
 
 class MetricsFile:

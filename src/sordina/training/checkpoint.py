@@ -13,15 +13,16 @@ from typing import Any, BinaryIO
 
 import torch
 
-from sordina.clipping import online, quantile, sector, trailing
+from sordina.clipping import online, quantile, sector, trailing, typical_norm
 from sordina.errors import InvalidInput
-from sordina.training.learning_rates import DistanceState, RateState, SteadyState
+from sordina.training.learning_rates import AutomaticState, DistanceState, RateState, SteadyState
 from sordina.training.loop import Private
 
 _FORMAT = 2
 _STATES: list[Any] = [
-    online.OnlineState, quantile.QuantileState, sector.SectorState, trailing.TrailingState, RateState,
-    SteadyState, DistanceState,
+    online.OnlineState, quantile.QuantileState, sector.SectorState, trailing.TrailingState,
+    typical_norm.TypicalNormState, RateState, SteadyState, DistanceState,
+    AutomaticState,
 ]  # fmt: skip
 _FORMER = {RateState: "rate", SteadyState: "rate", DistanceState: "distance"}
 """Where these classes lived in 0.1: its checkpoints name them so."""

@@ -9,7 +9,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sordina.clipping.policy import Decay
+from sordina._renamed import renamed
+from sordina.clipping.policy import Decay, ReleasedNorm
 from sordina.privacy import check_positive
 
 # Learning rates that adapt to what was released: post-processing, so free, and good with every policy.
@@ -24,14 +25,17 @@ from sordina.privacy import check_positive
 S = TypeVar("S")
 
 
+@renamed(lr="learning_rate")
 @dataclass(frozen=True)
 class Start:
     """Public facts of a run: its steps, the optimiser's own rate, how many weights and their typical size."""
 
     steps: int
-    lr: float
+    learning_rate: float
     weights: int
     size: float
+    matrices: int = 2
+    """How many weight matrices are trained; a model with one is linear in its weights, however it is written."""
 
 
 def fall(step: int, steps: int) -> float:
@@ -46,8 +50,11 @@ class Rate(Protocol[S]):
         """The first state of a run."""
         ...
 
-    def adapt(self, state: S, gradient: Tensor, noise: float) -> S:
-        """The next state, from the released mean ``gradient`` and the standard deviation of the noise on it."""
+    def adapt(self, state: S, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None) -> S:
+        """The next state, from the released mean ``gradient`` and the standard deviation of the noise on it.
+
+        ``typical`` is the typical norm of first gradients, where the clipping policy released it.
+        """
         ...
 
     def learning_rate(self, state: S, base: float) -> float:
@@ -68,16 +75,25 @@ class RateState:
 class LearningRateRule:
     """Grow the learning rate while successive gradients agree, shrink it when they turn against each other.
 
-    The optimiser's own rate is the start. The thesis's rule is ``LearningRateRule(Decay(2.5e-3))``.
+    The thesis's rule is ``LearningRateRule(Decay(2.5e-3))``.
+
+    Args:
+        rate: How fast it grows or shrinks.
+        first: The learning rate of the first step; None takes the optimiser's own.
     """
 
     rate: Decay = Decay(0.05, 100)
+    first: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.first is not None:
+            check_positive("first learning rate", self.first)
 
     def init(self, start: Start) -> RateState:
         """Factor one, nothing seen."""
         return RateState()
 
-    def adapt(self, state: RateState, gradient: Tensor, noise: float) -> RateState:
+    def adapt(self, state: RateState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None) -> RateState:
         """The next factor, from the released ``gradient`` of this step."""
         factor = state.factor
         if state.gradient is not None:
@@ -86,8 +102,8 @@ class LearningRateRule:
         return RateState(factor, state.step + 1, gradient)
 
     def learning_rate(self, state: RateState, base: float) -> float:
-        """The optimiser's rate ``base`` times the factor."""
-        return base * state.factor
+        """The first rate times the factor."""
+        return (base if self.first is None else self.first) * state.factor
 
 
 @dataclass(frozen=True)
@@ -116,7 +132,9 @@ class SteadyRate:
         """Nothing seen."""
         return SteadyState(start.steps)
 
-    def adapt(self, state: SteadyState, gradient: Tensor, noise: float) -> SteadyState:
+    def adapt(
+        self, state: SteadyState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
+    ) -> SteadyState:
         """The next rate; without noise there is no unit, and the optimiser's own stays."""
         if noise == 0:
             return state
@@ -170,9 +188,11 @@ class DistanceRate:
 
     def init(self, start: Start) -> DistanceState:
         """Nothing seen."""
-        return DistanceState(start.steps, start.lr)
+        return DistanceState(start.steps, start.learning_rate)
 
-    def adapt(self, state: DistanceState, gradient: Tensor, noise: float) -> DistanceState:
+    def adapt(
+        self, state: DistanceState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
+    ) -> DistanceState:
         """The next rate; without noise there is no unit, and the optimiser's own stays."""
         if noise == 0:
             return state
@@ -189,19 +209,101 @@ class DistanceRate:
         return base if state.rate is None else state.rate
 
 
+# The default rule: DoG from a first step whose length follows from released values and public facts.
+#
+# Let c be the typical norm of first gradients (`sordina.clipping.TypicalNorm` releases it). At the start a loss changes
+# by about one per unit of a model's output, so c is also how far an output moves when the weights move by one. In
+# units of the *output*, then, two lengths are the same for every model and every scale of the inputs:
+#
+# - noise alone, at the rate rho over T steps, moves an output by ``c rho noise sqrt(T)``: at most `walk`;
+# - a step along gradients that all agree moves it by ``c rho c``: at most `reach`. This is ``rho <= reach / c^2``,
+#   the inverse of the curvature. It holds however little noise there is, so that a larger budget cannot do harm.
+#
+# The first rate is the smaller of both; DoG then lengthens steps where they agree. Its denominator forgets: where
+# gradients have shrunk, the first ones no longer hold the rate down, and `_LONGEST` times the reach holds it instead. A
+# model that is linear in its weights has a convex loss, and bears longer steps.
+#
+# With a policy that releases no typical norm the size of the first weights stands in for both lengths: `travel` for the
+# noise, and `_RELATIVE` for what is surely signal in the first released gradient (four standard deviations).
+
+_LONGEST = 3.0
+_MEMORY = 10
+_CONVEX = 3.0
+_HOPEFUL = 20.0
+"""A run whose gradients could add up to less than this many times its noise goes less far: it would learn noise."""
+_RELATIVE = 0.1
+"""Where no typical norm is known, what is surely signal may move all weights by this part of their length at first."""
+
+
+@dataclass(frozen=True)
+class AutomaticState(DistanceState):
+    """And the recent mean square of the gradients in units of the noise, steps since the start, the longest rate."""
+
+    recent: float = 0.0
+    moving: int = 0
+    longest: float = math.inf
+    convex: float = 1.0
+
+
 @dataclass(frozen=True)
 class AutomaticRate(DistanceRate):
-    """DoG with nothing to tune: at its first rate, noise alone would move a weight ``travel`` times its size in a run.
+    """DoG with nothing to tune, from a first step that is short enough for the noise and for the loss.
 
-    That size is `typical_size` of the first weights: a public fact, as is the number of steps.
+    Args:
+        travel: Where the policy knows no typical norm: how many times its size noise alone may move a weight in a run.
+        walk: How far noise alone may move an output in a run.
+        reach: How far one step may move an output, if all gradients agree.
     """
 
     travel: float = 1.5
+    walk: float = 0.7
+    reach: float = 10.0
 
     def __post_init__(self) -> None:
-        check_positive("travel of the automatic learning rate", self.travel)
+        for name in ("travel", "walk", "reach"):
+            check_positive(f"{name} of the automatic learning rate", getattr(self, name))
 
-    def init(self, start: Start) -> DistanceState:
-        """The first step's length; where all first weights are zero, a usual size stands in for theirs."""
-        length = self.travel * (start.size or _USUAL_SIZE) / math.sqrt(start.steps)
-        return replace(super().init(start), distance=length * math.sqrt(start.weights))
+    def init(self, start: Start) -> AutomaticState:
+        """Nothing seen. ``first`` keeps the size of a weight, where a usual one stands in if all are zero."""
+        convex = _CONVEX if start.matrices == 1 else 1.0
+        return AutomaticState(start.steps, start.size or _USUAL_SIZE, convex=convex)
+
+    def adapt(
+        self, state: DistanceState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
+    ) -> DistanceState:
+        """The next rate; without noise there is no unit, and the optimiser's own stays."""
+        if noise == 0 or not isinstance(state, AutomaticState):
+            return state
+        searching = typical is not None and not typical.found
+        if state.moving == 0 and searching and 4 * (state.step + 1) < state.steps:
+            return replace(state, step=state.step + 1, rate=0.0)
+        norm, distance, longest = float(gradient.norm()), state.distance, state.longest
+        if state.moving == 0:
+            first, longest = self._first(state, len(gradient), norm, noise, typical)
+            distance = first * norm
+        count = min(state.moving, _MEMORY)
+        square = (norm / noise) ** 2
+        recent = (count * state.recent + square) / (count + 1)
+        squares = state.squares + square
+        pulled = squares if typical is None else min(squares, (state.moving + 1) * recent)
+        rate = min(distance / math.sqrt(pulled) / noise, longest) * fall(state.step, state.steps)
+        moved = gradient * rate if state.moved is None else state.moved.add(gradient, alpha=rate)
+        return replace(
+            state, step=state.step + 1, moving=state.moving + 1, squares=squares, recent=recent, longest=longest,
+            moved=moved, rate=rate, distance=max(distance, float(moved.norm())),
+        )  # fmt: skip
+
+    def _first(
+        self, state: AutomaticState, weights: int, norm: float, noise: float, typical: ReleasedNorm | None
+    ) -> tuple[float, float]:
+        """The first rate, and the longest that may follow."""
+        root = math.sqrt(state.steps)
+        if typical is None:
+            whole = state.first * math.sqrt(weights)
+            signal = math.sqrt(max(norm**2 - weights * noise**2, math.sqrt(32 * weights) * noise**2))
+            limit = _RELATIVE * whole / signal if state.convex == 1 else math.inf
+            return min(self.travel * whole / (max(norm, noise) * root), limit), math.inf
+        limit = state.convex * self.reach / typical.norm**2
+        walk = state.convex * self.walk * min(1.0, root * typical.norm / noise / _HOPEFUL)
+        first = min(walk / (typical.norm * noise * root), limit)
+        return first, max(first, _LONGEST * limit)

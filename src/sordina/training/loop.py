@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from sordina import random
 from sordina._distributed import team
 from sordina.accounting import Account
-from sordina.clipping import Policy, arrange
+from sordina.clipping import Policy, arrange, policy_facts
 from sordina.clipping.per_layer import PerLayer
+from sordina.clipping.policy import ReleasedNorm, released_norm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
 from sordina.journal import BLOCK, Journal
@@ -30,7 +31,7 @@ from sordina.queries import Released, Tape
 from sordina.sampling import Users
 from sordina.training.batches import Collate, MicroBatch, as_rows, split
 from sordina.training.learning_rates import Rate, Start, typical_size
-from sordina.training.run import Run, raw_statistics
+from sordina.training.run import Run, raw_statistics, weights_digest
 
 if TYPE_CHECKING:
     from sordina.training.run_keeper import RunKeeper
@@ -54,20 +55,27 @@ class Earlier:
 
     @classmethod
     def of(cls, model: nn.Module) -> Earlier:
-        """What is known of ``model``."""
-        return cls(weakref.ref(model), list(_RUNS.get(model, [])))
+        """What is known of ``model`` and of the modules it is made of."""
+        known = {id(account): (plan, account) for each in model.modules() for plan, account in _RUNS.get(each, [])}
+        return cls(weakref.ref(model), list(known.values()))
 
     def forget(self) -> None:
         """The weights were replaced by those of a saved run: what was trained into them before is gone."""
         self.runs = []
-        if (model := self.model()) is not None:
-            _RUNS.pop(model, None)
+        for module in self._modules():
+            _RUNS.pop(module, None)
 
     def begin(self, plan: Plan, account: Account) -> None:
         """The present run draws its first batch: whoever comes later finds it."""
-        if not self.begun and (model := self.model()) is not None:
+        if not self.begun:
             self.begun = True
-            _RUNS.setdefault(model, []).append((plan, account))
+            for module in self._modules():
+                _RUNS.setdefault(module, []).append((plan, account))
+
+    def _modules(self) -> list[nn.Module]:
+        """The model, and what holds its weights."""
+        model = self.model()
+        return [] if model is None else [one for one in model.modules() if one is model or len(one._parameters)]
 
     def guarantees(self) -> tuple[Guarantee, ...]:
         """What each earlier run cost."""
@@ -82,6 +90,20 @@ class Earlier:
 #     private.step(losses)
 # run = private.finish()
 # print(run.statement())
+
+_STEPPING: set[int] = set()
+"""The optimisers, by identity, whose step is being taken on noised gradients."""
+
+
+def _refuse_by_hand(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Called before every step of a bound optimiser."""
+    if id(optimizer) not in _STEPPING:
+        raise InvalidInput(
+            "the optimiser is bound to a private run: step(losses) of that run takes its step, on noised gradients. "
+            "backward() and optimizer.step() by hand would train on the gradients of the data themselves: leave them "
+            "out."
+        )
+
 
 LOOKS = 20
 """How often in a run the weights, which are released, are looked at: infinite ones end it."""
@@ -135,21 +157,24 @@ class Private:
         self.engine = Engine(model, [part.names for part in parts], public_buffers) if plan.private else None
         parameters = dict(model.named_parameters())
         self._parameters = [[parameters[name] for name in part.names] for part in parts]
+        self._ours = {id(parameter) for members in self._parameters for parameter in members}
+        self._refuse_strangers()
         sizes = [sum(parameter.numel() for parameter in members) for members in self._parameters]
         self.private_step = PrivateStep(plan, parts, sizes, self.team)
         self.account = Account(plan.accountant, plan.adjacency)
         self.rule = learning_rate
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
-        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model))
+        matrices = sum(one.dim() > 1 for members in self._parameters for one in members)
+        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices)
         self.rate_state = learning_rate.init(start) if learning_rate else None
         self.steps_taken, self.trained_steps, self.lost_steps = 0, 0, 0
         """Steps on the account; steps whose result is in the weights; steps paid for whose result a crash took."""
-        self.clipping = repr(clipping)
+        self.clipping = policy_facts(clipping)
         self.public_buffers = tuple(public_buffers)
         self.own_loop = True
         self.history: list[dict[str, Any]] = []
         self.on_step: Callable[[], None] | None = None
-        """Called after every step, also one whose batch was empty: that it was is nobody's business."""
+        """Called after every step, also one whose batch was empty: it must not show that it was."""
         self.keeper: RunKeeper | None = None
         self.journal: Journal | None = None
         self.block = BLOCK
@@ -158,8 +183,9 @@ class Private:
         self._begun = time.perf_counter()
         self.raw: dict[str, float] | None = {} if raw else None
         self._expected: MicroBatch | None = None
-        self._blank: Tensor | None = None
-        """Which rows of the batch just drawn stand for records that could not be read: they add nothing."""
+        self._by_hand = optimizer.register_step_pre_hook(_refuse_by_hand) if plan.private else None
+        self._secret_chance = False
+        """Whether dropout and collators draw from secret seeds: by a public one, a record would shift others' masks."""
         self._event = self.private_step.event()
         self._process = os.getpid()
 
@@ -205,18 +231,18 @@ class Private:
             if not pieces:
                 self._complete_step()
             for piece in pieces:
-                batch, self._blank = self.rows.take_readable(piece.rows)
-                if batch is None:
+                readable = self.rows.readable(piece)
+                if not readable:
                     self._complete(piece)
-                    continue
-                self._expected = piece
-                if self.engine is not None:
-                    self.engine.expect(len(piece.rows))
-                yield batch
-                if self._expected is not None:
-                    raise InvalidInput(
-                        "a batch was drawn but step(losses) was not called for it; its cost is on record."
-                    )
+                for part, batch in readable:
+                    self._expected = part
+                    if self.engine is not None:
+                        self.engine.expect(len(part.rows))
+                    yield batch
+                    if self._expected is not None:
+                        raise InvalidInput(
+                            "a batch was drawn but step(losses) was not called for it; its cost is on record."
+                        )
             self._after_step()
 
     def _after_step(self) -> None:
@@ -258,6 +284,9 @@ class Private:
             self.engine.ready(self._parameters)
         if self.journal is not None:
             self.journal.claim(self.steps_taken + 1, self.plan.steps, block=self.block)
+        if self.plan.private and self.releasable and not self._secret_chance:
+            random.reseed_globally()
+            self._secret_chance = True
         self.earlier.begin(self.plan, self.account)
         self.book(self.steps_taken + 1)
         table = None
@@ -273,17 +302,16 @@ class Private:
         if piece is None:
             raise InvalidInput("step(losses) goes with a batch just drawn, once: iterate over the private object.")
         check_losses(losses, len(piece.rows))
-        if self._blank is not None:
-            losses = losses.masked_fill(self._blank.to(losses.device), 0.0)
         if piece.weights is not None:
             losses = losses * piece.weights.to(losses)
         if self.engine is None:
-            torch.autograd.backward(losses.sum() / self.plan.sampler.expected_batch)
+            torch.autograd.backward(losses.sum() / self.plan.sampler.expected_batch_size)
         else:
             tape = self.engine.record(losses, rows_per_unit=piece.rows_per_unit)
             if self.raw is not None:
                 self.raw = raw_statistics(losses, tape.scalars().norms, self.private_step.thresholds[0])
             self.private_step.absorb(tape)
+            del tape  # with all it holds of the backward pass, before the noise needs room
         return self._complete(piece)
 
     def step_with(self, tape: Tape) -> bool:
@@ -309,10 +337,32 @@ class Private:
         for mean, members in zip(means, self._parameters, strict=True):
             _give_gradients(mean, members)
         self._set_learning_rate(released, means)
-        self.optimizer.step()
+        self._step_optimizer()
         for members in self._parameters:
             for parameter in members:
                 parameter.grad = None
+
+    def _step_optimizer(self) -> None:
+        """The optimiser's step, on noised gradients and nothing else."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._ours:
+                    parameter.grad = None
+        _STEPPING.add(id(self.optimizer))
+        try:
+            self.optimizer.step()
+        finally:
+            _STEPPING.discard(id(self.optimizer))
+
+    def _refuse_strangers(self) -> None:
+        """Parameters of the optimiser that are not the model's would get gradients without noise, or none."""
+        groups = self.optimizer.param_groups
+        strangers = sum(one.requires_grad and id(one) not in self._ours for group in groups for one in group["params"])
+        if strangers and self.plan.private:
+            raise InvalidInput(
+                f"{strangers} of the optimiser's parameters are not the model's, so no noise would be added for them. "
+                "Make them part of the model, or leave them out of the optimiser."
+            )
 
     def _complete_without_privacy(self) -> None:
         for members in self._parameters:
@@ -331,7 +381,7 @@ class Private:
         """
         if self._run is None:
             self.book(self.plan.steps)
-            run = self.result()
+            run = replace(self.result(), weights=weights_digest(self.model))
             if self.keeper is not None:
                 self.keeper.finish(run)
             self.close()
@@ -360,6 +410,8 @@ class Private:
         """Leave the model as it was found and let go of the folder; a run that has not ended can be resumed."""
         if self.engine is not None:
             self.engine.close()
+        if self._by_hand is not None:
+            self._by_hand.remove()
         if self.keeper is not None:
             self.keeper.close()
 
@@ -380,15 +432,20 @@ class Private:
         noise = max(answer.noise[0] / answer.divisor for answer in released)
         if self.rule is not None and self.rate_state is not None:
             gradient = means[0] if len(means) == 1 else torch.cat(means)
-            self.rate_state = self.rule.adapt(self.rate_state, gradient, noise)
+            self.rate_state = self.rule.adapt(self.rate_state, gradient, noise, self._typical_norm())
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             if self.rule is not None and self.rate_state is not None:
                 group["lr"] = self.rule.learning_rate(self.rate_state, base)
             if "noise" in group:
                 group["noise"] = noise
 
+    def _typical_norm(self) -> ReleasedNorm | None:
+        """What the policy released of it; nothing where every layer has a policy of its own."""
+        step = self.private_step
+        return released_norm(step.parts[0].policy, step.states[0]) if len(step.parts) == 1 else None
+
 
 def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:
-    parts = vector.split_with_sizes([parameter.numel() for parameter in parameters])
+    parts = torch._utils._unflatten_dense_tensors(vector, parameters)  # type: ignore[no-untyped-call]
     for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part.view(parameter.shape)
+        parameter.grad = part

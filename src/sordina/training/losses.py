@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients._tracing import tensors_in
-from sordina.models.metrics import accuracy
+from sordina.models.metrics import accuracy, class_scores, number_scores
 from sordina.training.batches import Rows, as_rows, inputs_and_target
 
 # Per-sample losses: a mean over the batch hides who contributed what, so it is turned back or refused.
@@ -43,13 +44,16 @@ def per_sample(loss: Loss) -> Loss:
     elif "reduction" in _parameters(loss):
         loss = functools.partial(loss, reduction="none")
 
-    tried: set[Any] = set()
+    tried: dict[Any, int] = {}
 
     def each(output: Any, target: Tensor) -> Tensor:
         both = isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim and target.ndim
-        if both and (kind := (output.shape[1:], target.shape[1:], output.dtype, target.dtype)) not in tried:
-            _refuse_mixing(loss, output, target)
-            tried.add(kind)
+        if both:
+            kind = (output.shape[1:], target.shape[1:], output.dtype, target.dtype)
+            if len(output) > tried.get(kind, 0):
+                for rows in (_ROWS, _tried_rows(output, target)):
+                    _refuse_mixing(loss, output, target, rows)
+                tried[kind] = max(_MANY, 2 * len(output))
         losses = loss(output, target)
         if not isinstance(losses, Tensor) or losses.ndim == 0:
             raise InvalidInput(
@@ -57,7 +61,7 @@ def per_sample(loss: Loss) -> Loss:
                 "for instance by reduction='none'."
             )
         if both and not len(output) == len(target) == len(losses):
-            raise InvalidInput(_MIXED.format(_shape(output), _shape(target)))
+            raise InvalidInput(_mixed(output, target))
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     return each
@@ -87,24 +91,45 @@ def row_by_row(each: Loss) -> Loss:
     return losses
 
 
-_ROWS = 3
-_MIXED = (
-    "the loss of one sample depends on other samples when outputs are {} and targets {}: shapes that broadcast pair "
-    "every output with every target. Give both the same shape, for instance by targets[:, None] or outputs.squeeze(1)."
-)
+_ROWS, _MANY = 3, 1024
+"""Rows on which every loss is tried: few, and many, because some look across a batch only if it is large."""
+_LOUD = (lambda row: 1 - row / 2, lambda row: row * 1e3 + 1e2, lambda row: torch.full_like(row, math.nan))
+"""What a row of numbers is changed to: another one, one that moves every statistic, one that is no number."""
 
 
-def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor) -> None:
+def _tried_rows(output: Tensor, target: Tensor) -> int:
+    """So many rows, or twice those there are if that is more, as far as memory allows."""
+    wide = max(1, output[:1].numel(), target[:1].numel())
+    return max(_ROWS, min(max(_MANY, 2 * len(output)), _PIECE // (16 * wide)))
+
+
+def _mixed(output: Tensor, target: Tensor) -> str:
+    if output.shape[1:] == target.shape[1:]:
+        return (
+            "the loss of one sample depends on other samples, or on how many there are: leave out what looks across "
+            "the batch, and divide by no size of a batch (the mean over the expected batch is taken afterwards)."
+        )
+    return (
+        f"the loss of one sample depends on other samples when outputs are {_shape(output)} and targets "
+        f"{_shape(target)}: either shapes that broadcast pair every output with every target (give both the same "
+        "shape, for instance by targets[:, None] or outputs.squeeze(1)), or something looks across the batch or at its "
+        "size (leave it out)."
+    )
+
+
+def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor, rows: int) -> None:
     """Try ``loss`` on made-up rows, in these shapes: changing one row may change the loss of that row alone.
 
     What the loss cannot be tried on (it knows more about its targets than we do) must agree in shape instead.
     """
-    outputs, classes = _made_up(output, None), _classes(output, target)
+    outputs, classes = _made_up(output, None, rows), _classes(output, target)
     try:
         try:
-            before, changed = _answers(loss, outputs, _made_up(target, classes and max(2, classes)).flip(0))
+            targets = _made_up(target, classes and max(2, classes), rows).flip(0)
+            before = _tried(loss, outputs, targets)
         except Exception:
-            before, changed = _answers(loss, outputs, _made_up(target, classes).flip(0))
+            targets = _made_up(target, classes, rows).flip(0)
+            before = _tried(loss, outputs, targets)
     except Exception as error:
         if output.shape != target.shape:
             raise InvalidInput(
@@ -114,18 +139,37 @@ def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor) -> None:
         return
     if before.ndim == 0:
         return
-    others = [(after, [other for other in range(_ROWS) if other != row]) for *pair, row in changed for after in pair]
-    if len(before) != _ROWS or any(not torch.equal(after[rest], before[rest]) for after, rest in others):
-        raise InvalidInput(_MIXED.format(_shape(output), _shape(target)))
+    if len(before) != rows or not _kept(loss, outputs, targets, before):
+        raise InvalidInput(_mixed(output, target))
 
 
-def _answers(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor, int]]]:
-    """The losses, and by row those with another output and those with another target there."""
-    changed = [
-        (_tried(loss, _with_row(outputs, row), targets), _tried(loss, outputs, _with_row(targets, row)), row)
-        for row in range(_ROWS)
-    ]
-    return _tried(loss, outputs, targets), changed
+def _kept(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:
+    """Whether the losses stay ``before`` when another row changes, and when there are fewer rows."""
+    rows = len(before)
+    for row in range(rows) if rows == _ROWS else (rows // 2,):
+        rest = [other for other in range(rows) if other != row]
+        for twins in _twins(outputs, targets, row):
+            try:
+                after = _tried(loss, *twins)
+            except Exception:
+                continue  # a value that the loss does not take: that it says so is dealt with row by row
+            if after.shape != before.shape or not torch.equal(after[rest], before[rest]):
+                return False
+    fewer = rows - rows // 3
+    try:
+        after = _tried(loss, outputs[:fewer], targets[:fewer])
+    except Exception:
+        return True
+    tolerance = 1e-4 if before.dtype in (torch.float32, torch.float64) else 3e-2
+    return after.shape == before[:fewer].shape and torch.allclose(after, before[:fewer], tolerance, tolerance)
+
+
+def _twins(outputs: Tensor, targets: Tensor, row: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same with another ``row`` of outputs or of targets."""
+    for change in _LOUD if outputs.is_floating_point() or outputs.is_complex() else _LOUD[:1]:
+        yield _with_row(outputs, row, change), targets
+    for change in _LOUD if targets.is_floating_point() or targets.is_complex() else _LOUD[:1]:
+        yield outputs, _with_row(targets, row, change)
 
 
 def _tried(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,20 +187,20 @@ def _classes(output: Tensor, target: Tensor) -> int | None:
     return output.shape[1] if output.ndim > 1 else 2
 
 
-def _made_up(like: Tensor, classes: int | None) -> Tensor:
+def _made_up(like: Tensor, classes: int | None, rows: int) -> Tensor:
     """Rows in the shape and type of ``like``: probabilities if they are numbers, else the first classes."""
-    shape = (_ROWS, *like.shape[1:])
+    shape = (rows, *like.shape[1:])
     count = math.prod(shape)
     if like.is_floating_point() or like.is_complex():
         return torch.linspace(0.15, 0.85, count, dtype=torch.float64).to(like.dtype).to(like.device).view(shape)
     return (torch.arange(count) % max(1, min(2, classes or 2))).to(like.dtype).to(like.device).view(shape)
 
 
-def _with_row(values: Tensor, row: int) -> Tensor:
-    """``values`` with another ``row``, of the same kind."""
+def _with_row(values: Tensor, row: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """``values`` with another ``row``, of the same kind; ``change`` is what is done to numbers."""
     other = values.clone()
     if values.is_floating_point() or values.is_complex():
-        other[row] = 1 - values[row] / 2
+        other[row] = change(values[row])
     else:
         other[row] = other[row].max() - other[row] if other[row].numel() > 1 else values.max() - other[row]
     return other
@@ -193,12 +237,12 @@ def check_takes(model: nn.Module, loss: Loss, rows: Rows) -> None:
         loss: The loss, of one value per sample.
         rows: The data.
     """
-    if not rows.size or any(isinstance(value, nn.UninitializedParameter) for value in model.parameters()):
+    if not rows.size:
+        return
+    columns = rows.source if isinstance(rows.source, tuple) else _read_through(rows)
+    if columns is None or any(isinstance(value, nn.UninitializedParameter) for value in model.parameters()):
         return
     with _at_rest(model):
-        columns = rows.source if isinstance(rows.source, tuple) else _read_through(rows)
-        if columns is None:
-            return
         shapes = ", ".join(
             f"{tuple(column.shape[1:])} {str(column.dtype).removeprefix('torch.')}" for column in columns
         )
@@ -230,18 +274,17 @@ def _read_through(rows: Rows) -> tuple[Tensor, ...] | None:
 
     Returns:
         Of every column the whole numbers that tell most, in rows, or two rows of zeros; None if the items are no
-        tensors, or of different shapes: then only the user's model can judge them.
+        tensors: then only the user's model can judge them.
     """
-    form, alike = [(tensor.shape[1:], tensor.dtype) for tensor in tensors_in([rows.pattern])], True
+    form = [(tensor.shape[1:], tensor.dtype) for tensor in tensors_in([rows.pattern])]
     found: list[list[Tensor]] = [[] for _ in form]
     for start in range(0, rows.size, _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, rows.size))
         tensors = list(tensors_in([rows.take_or_refuse(numbers)]))
-        alike = alike and [(tensor.shape[1:], tensor.dtype) for tensor in tensors] == form
         for column, tensor in zip(found, tensors, strict=True):
             if _whole(tensor) and tensor.numel():
                 column[:] = [_telling(torch.cat([*column, _telling(tensor)]))]
-    if not alike or _tensors(rows.pattern) is None:
+    if _tensors(rows.pattern) is None:
         return None
     return tuple(
         _in_rows(column[0], shape) if column else torch.zeros(2, *shape, dtype=kind)
@@ -327,12 +370,13 @@ def _at_rest(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict[str, float]:
-    """Mean loss, and accuracy where targets are classes.
+@renamed(batch="batch_size")
+def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 1000) -> dict[str, float]:
+    """Mean loss; of classes accuracy, AUC and others, of numbers RMSE and R2, beside the best constant answer.
 
     Args:
         data: Held-out rows, which the guarantee does not cover.
-        batch: Rows at once.
+        batch_size: Rows at once.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(model.weight)
@@ -345,21 +389,27 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict
         raise InvalidInput("the validation data are empty.")
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    losses, right = 0.0, 0.0
-    classes = False
-    for start in range(0, rows.size, batch):
-        inputs, target = inputs_and_target(rows.take(np.arange(start, min(start + batch, rows.size))))
+    losses = 0.0
+    outputs, targets = [], []
+    for start in range(0, rows.size, batch_size):
+        inputs, target = inputs_and_target(rows.take(np.arange(start, min(start + batch_size, rows.size))))
         output = model(*inputs)
         losses += float(each(output, target).double().sum())
-        classes = (
-            isinstance(output, torch.Tensor)
-            and output.ndim == 2
-            and target.ndim == 1
-            and not target.is_floating_point()
-        )
-        if classes:
-            right += accuracy(output, target) * len(target)
+        if isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor):
+            outputs.append(output.cpu())
+            targets.append(target.cpu())
     for module, mode in modes:
         module.training = mode
-    scores = {"loss": losses / rows.size}
-    return scores | {"accuracy": right / rows.size} if classes else scores
+    return {"loss": losses / rows.size} | _quality(outputs, targets)
+
+
+def _quality(outputs: list[Tensor], targets: list[Tensor]) -> dict[str, float]:
+    """What `sordina.models.metrics` says of classes, or of one number a row; nothing of anything else."""
+    if not outputs or outputs[0].ndim > 2 or targets[0].ndim > 2:
+        return {}
+    output, target = torch.cat(outputs), torch.cat(targets)
+    if output.ndim == 2 and target.ndim == 1 and not target.is_floating_point():
+        named = bool(((target >= 0) & (target < max(2, output.shape[1]))).all())
+        return class_scores(output, target) if named else {"accuracy": accuracy(output, target)}
+    one = target.is_floating_point() and output.shape == target.shape and target[0].numel() == 1
+    return number_scores(output, target) if one else {}

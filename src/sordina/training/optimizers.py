@@ -1,8 +1,14 @@
-"""AdamWOSM (Mohapatra et al. 2022): Adam without its second moment, which under DP noise is known beforehand.
+"""Adam under known noise: `AdamWOSM` and `AdamBC`.
+
+AdamWOSM (Mohapatra et al. 2022): Adam without its second moment, which under DP noise is known beforehand.
 
 Adam's second moment settles at the variance of the noise, ``(nu C / B)^2``, so it need not be estimated. The step is
 ``alpha m / (nu C / B + 1e-8)`` with m the bias-corrected first moment; alpha = 1e-3 and beta1 = 0.9 stay fixed, and
 the threshold alone is left to tune.
+
+AdamBC (Tang, Shpilevskiy and Lecuyer 2024) takes the noise's variance, which is known, off the second moment: the step
+is ``alpha m / sqrt(max(v - sigma^2, floor^2))``, so that a coordinate whose gradient is small against the noise is
+scaled by its gradient and not by the noise, as far as ``floor``, a fraction of sigma, allows.
 """
 
 from __future__ import annotations
@@ -42,3 +48,46 @@ class AdamWOSM(Optimizer):
                 state["moment"].lerp_(parameter.grad, 1 - group["beta"])
                 correction = 1 - group["beta"] ** state["steps"]
                 parameter.sub_(state["moment"], alpha=group["lr"] / (scale * correction))
+
+
+class AdamBC(Optimizer):
+    """Adam with the noise's variance taken off its second moment (group key ``noise``, as for `AdamWOSM`).
+
+    Args:
+        params: The parameters.
+        lr: The learning rate, called as torch calls it.
+        betas: How slowly the means of gradients and of their squares forget.
+        floor: The least divisor, in units of the noise.
+        tiny: Keeps the divisor from zero without noise.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float = 0.3,
+        tiny: float = 1e-8,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "floor": floor, "tiny": tiny, "noise": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step with the gradients that stand in ``.grad``."""
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                    state["steps"] = 0
+                state["steps"] += 1
+                state["mean"].lerp_(parameter.grad, 1 - first)
+                state["square"].lerp_(parameter.grad.square(), 1 - second)
+                square = state["square"] / (1 - second ** state["steps"])
+                least = (group["floor"] * group["noise"]) ** 2
+                divisor = (square - group["noise"] ** 2).clamp_(min=least).sqrt_().add_(group["tiny"])
+                mean = state["mean"] / (1 - first ** state["steps"])
+                parameter.addcdiv_(mean, divisor, value=-group["lr"])

@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sordina import clipping, datasets, models, private_files
+from sordina._renamed import current_fields, renamed
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import named
 from sordina.datasets import Column, Data, Task
 from sordina.errors import InvalidInput
+from sordina.models.scattering import scattering_features
 from sordina.plan import make_plan
 from sordina.privacy import Budget, check_seed
+from sordina.privacy_claim import PrivacyClaim
+from sordina.progress import Progress
 from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
 from sordina.training.checkpoint import read_tensors
 from sordina.training.losses import Loss
@@ -28,12 +32,15 @@ from sordina.training.trainer import Trainer, make_schedule
 POPULATIONS = {"digits": 1437, "adult": 32561, "mnist": 60000, "fashion-mnist": 60000, "ag-news": None}
 """The public sizes of the training sets; None where it depends on what the user has."""
 DATASETS = tuple(POPULATIONS)
+_TASKS = {"classes": Task.CLASSIFICATION, "reconstruction": Task.RECONSTRUCTION}
+_GREY = ("mnist", "fashion-mnist")
 _LOSSES: dict[Task, Loss] = {
     Task.CLASSIFICATION: nn.functional.cross_entropy,
     Task.RECONSTRUCTION: nn.functional.mse_loss,
 }
 
 
+@renamed(lr="learning_rate")
 @dataclass(frozen=True)
 class TrainingRecipe:
     """What ``sordina train`` was asked for. ``seed`` None means secure, releasable noise."""
@@ -43,18 +50,22 @@ class TrainingRecipe:
     activation: str | None = None
     epsilon: float = 3.0
     delta: float = 1e-5
-    clipping: str = "online"
+    clipping: str = "typical-norm"
     threshold: float | None = None
     batch_size: int = 512
     epochs: float = 10.0
-    lr: float | None = None
+    learning_rate: float | None = None
     sampling: str | None = None
     microbatch: int | None = None
     seed: int | None = None
     rows: int | None = None
     """Train on this many rows of the training file, drawn at random; the others are left for an audit."""
     random_labels: float = 0.0
-    """Share of the training file under a label drawn at random: canaries, which can only be learnt by heart."""
+    """Share of the training file under a label drawn at random: canaries, which a model can only memorise."""
+    task: str | None = None
+    """For fashion-mnist: "reconstruction" (as the thesis) or "classes"."""
+    features: str | None = None
+    """"scattering": fixed features of images (`sordina.models.scattering`) and a linear model on them."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -72,8 +83,23 @@ class TrainingRecipe:
             raise InvalidInput(f"at least one row to train on, got {self.rows}.")
         if not 0 <= self.random_labels <= 1:
             raise InvalidInput(f"the share of random labels must lie in [0, 1], got {self.random_labels}.")
+        if self.task is not None and (self.dataset != "fashion-mnist" or self.task not in _TASKS):
+            raise InvalidInput("a task goes with fashion-mnist: choose classes or reconstruction.")
+        if self.features is not None and (self.features != "scattering" or self.dataset not in _GREY):
+            raise InvalidInput(f"features are scattering, for {' and '.join(_GREY)}; got {self.features!r}.")
+        if self.features is not None and self.dataset == "fashion-mnist" and self.task != "classes":
+            raise InvalidInput("scattering features of fashion-mnist go with the task classes.")
         if not self.epochs > 0 or math.isinf(self.epochs):
             raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> TrainingRecipe:
+        """The recipe in `RECIPE`, also of earlier versions.
+
+        Args:
+            facts: Plain data.
+        """
+        return cls(**current_fields(cls, facts))
 
     def refuse_early(self, ledger: Ledger, dataset_budget: str) -> None:
         """Ask the ledger before the data are read, where their size is known."""
@@ -104,7 +130,9 @@ class TrainingRecipe:
         return self._divided()[1]
 
     def _divided(self) -> tuple[Data, TensorDataset]:
-        data = datasets.load(self.dataset)
+        data = datasets.load(self.dataset, **({} if self.task is None else {"task": _TASKS[self.task]}))
+        if self.features is not None:
+            data = _scattered(data)
         rng = np.random.default_rng(self.seed or 0)
         if self.random_labels:
             data = _relabelled(data, self.random_labels, rng)
@@ -118,7 +146,12 @@ class TrainingRecipe:
     def build(self, data: Data) -> nn.Module:
         """The model, with its first weights; they do not depend on the data."""
         options = {} if self.activation is None else {"activation": self.activation}
-        return models.build_for(data, self.model, seed=self.seed or 0, **options)
+        name = self.model
+        if name is None and self.features is not None:
+            name = "logistic"
+        elif name is None and self.task == "classes":
+            name = "small-cnn"
+        return models.build_for(data, name, seed=self.seed or 0, **options)
 
     def trainer(self, data: Data, **rest: Any) -> Trainer:
         """A trainer for ``data``; ``rest`` goes to `Trainer`."""
@@ -129,12 +162,22 @@ class TrainingRecipe:
             clipping=named(self.clipping, self.threshold),
             batch_size=self.batch_size,
             epochs=self.epochs,
-            lr=self.lr,
+            learning_rate=self.learning_rate,
             sampling=self.sampler,
             microbatch=self.microbatch,
             seed=self.seed,
             **rest,
         )
+
+
+def _scattered(data: Data) -> Data:
+    """``data`` with scattering features in place of images; every image is transformed on its own."""
+
+    def mapped(rows: TensorDataset) -> TensorDataset:
+        images, labels = rows.tensors
+        return TensorDataset(scattering_features(images), labels)
+
+    return replace(data, train=mapped(data.train), test=mapped(data.test))
 
 
 def _relabelled(data: Data, share: float, rng: np.random.Generator) -> Data:
@@ -168,7 +211,7 @@ def train(
     resume: bool = False,
     ledger: Ledger | None = None,
     dataset_budget: str | None = None,
-    progress: bool = False,
+    progress: bool | Progress = False,
 ) -> Run:
     """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs."""
     if ledger is not None and dataset_budget is not None and not resume:
@@ -180,11 +223,11 @@ def train(
     return trainer.fit(data.train, validation=data.test, resume=resume)
 
 
-def open_run(folder: str | Path) -> tuple[TrainingRecipe, Data, nn.Module, dict[str, Any]]:
-    """A finished run by its folder alone: its recipe, its data, its trained model and its privacy facts."""
+def open_run(folder: str | Path) -> tuple[TrainingRecipe, Data, nn.Module, PrivacyClaim]:
+    """A finished run by its folder alone: its recipe, its data, its trained model and its claim."""
     folder = Path(folder)
     try:
-        recipe = TrainingRecipe(**read_json(folder / RECIPE))
+        recipe = TrainingRecipe.from_dict(read_json(folder / RECIPE))
         privacy = read_claim(folder)
         weights = private_files.read(folder / MODEL)
     except (TypeError, ValueError) as error:
@@ -202,7 +245,8 @@ def open_run(folder: str | Path) -> tuple[TrainingRecipe, Data, nn.Module, dict[
 def summary(run: Run) -> dict[str, Any]:
     """The numbers people ask for first."""
     scores = run.validation
-    quality = {"test_accuracy": scores["accuracy"]} if "accuracy" in scores else {"test_mse": scores["loss"]}
+    told = [name for name in scores if name != "loss"]
+    quality = {f"test_{name}": scores[name] for name in told} if told else {"test_mse": scores["loss"]}
     return {
         **quality,
         "epsilon": run.epsilon if run.plan.private else None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 import sordina
 from sordina.accounting import Account, Event, to_dict
+from sordina.errors import InvalidInput
 from sordina.plan import Plan, event_of, spent
 from sordina.privacy import Guarantee, delta_warning
+from sordina.privacy_claim import PrivacyClaim
 from sordina.run_folder import METRICS, RunFolder
 
 # Statistics of the raw data, for debugging on public or synthetic data: off by default, and marked wherever they show.
@@ -41,14 +43,16 @@ def raw_statistics(losses: Tensor, norms: Tensor, threshold: float) -> dict[str,
 
 CAVEATS = (
     "The population size that the sampling rate is computed from is treated as public.",
-    "Validation data are not covered by the guarantee: their scores are computed without noise.",
+    "Scores on held-out data (validation, test) are raw, computed without noise: the guarantee does not cover the "
+    "people in them.",
     "Clipped gradients are added up in floating point; noise of an exactly known law then covers their sum over the "
     "reals, not the rounding of that sum.",
 )
 OWN_LOOP = (
     "The losses came from a loop of the user's own. What the model does was tested; that nothing else in the loop "
-    "makes the loss of a sample depend on others (mixup, standardising a batch, weights or averages taken over it) is "
-    "the user's word."
+    "makes the loss of a sample depend on others (mixup, standardising a batch, weights or averages taken over it, its "
+    "size) is the user's word; and so is that no code in it fails on a record, since an error would tell when that "
+    "record was drawn."
 )
 
 
@@ -59,7 +63,7 @@ class Run:
     Args:
         model: The trained model.
         plan: What the run was planned to do.
-        clipping: How gradients were clipped, in words.
+        clipping: How gradients were clipped, as plain data.
         releasable: Whether the noise was drawn securely.
         seconds: How long it took.
         history: What was reported on the way: released values only.
@@ -71,7 +75,7 @@ class Run:
     """The events that ran: what is claimed and what is settled comes from here alone."""
     steps: int
     """The steps on the account."""
-    clipping: str
+    clipping: Mapping[str, Any]
     releasable: bool
     seconds: float
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -83,6 +87,8 @@ class Run:
     """What earlier runs on the same model, in the same process, cost."""
     public_buffers: tuple[str, ...] = ()
     """Buffers that the forward pass may change, because the user said that they hold nothing of the data."""
+    weights: str | None = None
+    """Digest of the weights that the run ended with: the claim speaks of no others."""
 
     @property
     def event(self) -> Event:
@@ -109,29 +115,32 @@ class Run:
         """The last validation scores."""
         return next((entry["validation"] for entry in reversed(self.history) if "validation" in entry), {})
 
+    @property
+    def claim(self) -> PrivacyClaim:
+        """The guarantee, the way it came about and its limits."""
+        sampler = self.plan.sampler
+        return PrivacyClaim.of(
+            self.guarantee,
+            private=self.plan.private,
+            statement=self.statement(),
+            accountant=self.plan.accountant,
+            noise_multiplier=self.plan.noise_multiplier,
+            clipping=self.clipping,
+            event=to_dict(self.event),
+            releasable=self.releasable,
+            caveats=tuple(self.caveats),
+            versions=versions(),
+            more={
+                "sampler": {"kind": type(sampler).__name__, **vars(sampler)},
+                "steps": self.steps,
+                "planned_steps": self.plan.steps,
+                "lost_steps": self.lost_steps,
+            },
+        )
+
     def privacy(self) -> dict[str, Any]:
-        """The guarantee, the way it came about and its limits, as plain data."""
-        guarantee, sampler = self.guarantee, self.plan.sampler
-        return {
-            "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
-            "delta": guarantee.delta,
-            "private": self.plan.private,
-            "statement": self.statement(),
-            "adjacency": str(guarantee.adjacency),
-            "unit": str(guarantee.unit),
-            "model": str(guarantee.trust),
-            "accountant": self.plan.accountant,
-            "noise_multiplier": self.plan.noise_multiplier,
-            "sampler": {"kind": type(sampler).__name__, **vars(sampler)},
-            "clipping": self.clipping,
-            "steps": self.steps,
-            "planned_steps": self.plan.steps,
-            "lost_steps": self.lost_steps,
-            "event": to_dict(self.event),
-            "releasable": self.releasable,
-            "caveats": self.caveats,
-            "versions": versions(),
-        }
+        """The claim as plain data."""
+        return self.claim.to_dict()
 
     @property
     def caveats(self) -> list[str]:
@@ -184,6 +193,11 @@ class Run:
         Args:
             folder: A folder that holds no run yet.
         """
+        if self.plan.private and self.weights is not None and self.weights != weights_digest(self.model):
+            raise InvalidInput(
+                "the model's weights are not those that the private run ended with, so its guarantee does not speak of "
+                "them: save the run before anything else changes the model."
+            )
         with RunFolder.begin(folder, "train", {"saved": self.privacy()}) as held:
             self.leave(held)
         return Path(folder)
@@ -196,7 +210,21 @@ class Run:
             settle: Settles the reservation.
         """
         folder.write(METRICS, "".join(json.dumps(entry) + "\n" for entry in self.history).encode())
-        folder.finish(lambda file: torch.save(self.model.state_dict(), file), self.privacy(), settle)
+        folder.finish(lambda file: torch.save(self.model.state_dict(), file), self.claim, settle)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A SHA-256 of all weights and buffers of ``model``, wherever they lie.
+
+    Args:
+        model: Is not changed.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -243,7 +243,7 @@ class RunKeeper:
 
     def _read_finished(self, folder: RunFolder) -> None:
         """A run that has ended is not taken further: its model and its claim are read."""
-        facts = read_claim(folder.path)
+        facts = read_claim(folder.path).more
         try:
             self.private.model.load_state_dict(checkpoint.read_tensors(folder.read(MODEL)) or {})
         except (RuntimeError, TypeError) as error:

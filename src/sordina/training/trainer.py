@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from sordina import random
 from sordina._arguments import checked
+from sordina._renamed import renamed
 from sordina.accounting.ledger import Ledger
-from sordina.clipping import Online, Policy
+from sordina.clipping import Policy, TypicalNorm
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput
 from sordina.gradients import Engine
@@ -25,14 +26,16 @@ from sordina.gradients.checks import frozen_norms
 from sordina.gradients.removal import LossWatch
 from sordina.plan import check_steps, check_whole, make_plan
 from sordina.privacy import Budget, Unit, check_positive
+from sordina.progress import Progress
 from sordina.run_folder import METRICS
 from sordina.sampling import FixedSize, Poisson, Sampler, Users
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
-from sordina.training.callbacks import Callback, MetricsFile, Progress, StopTraining, TensorBoard
+from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
 from sordina.training.failing_rows import FailingRows
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
 from sordina.training.losses import Loss, check_takes, evaluate, per_sample
+from sordina.training.planning import PlanReport, plan_report, planned_schedule
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
 
@@ -51,9 +54,17 @@ def make_sampler(kind: str, batch_size: int, population: int) -> Sampler:
 
 
 def make_schedule(
-    units: int, *, batch_size: int, epochs: float, steps: int | None, sampling: str, population: int | None
+    units: int,
+    *,
+    batch_size: int | None,
+    epochs: float | None,
+    steps: int | None,
+    sampling: str,
+    population: int | None,
 ) -> tuple[Sampler, int]:
     """The sampler and the number of steps of a run over ``units`` units."""
+    if batch_size is None or (epochs is None and steps is None):
+        raise InvalidInput("state a batch size and epochs here: they are chosen only by a Trainer that fits alone.")
     population = units if population is None else check_whole("population", population)
     sampler = make_sampler(sampling, batch_size, population)
     if steps is None:
@@ -102,7 +113,7 @@ def make_private(
         batch_size: The expected size of a batch.
         epochs: Passes over the data, on average.
         steps: Optimiser steps, instead of ``epochs``.
-        clipping: The policy; left out, `sordina.clipping.Online`.
+        clipping: The policy; left out, `sordina.clipping.TypicalNorm`.
         sampling: "poisson" (add-remove neighbours) or "fixed-size" (replace-one neighbours).
         population: The public number of units that the sampling rate is computed from; left out, the size of the data
             is taken, and thereby treated as public.
@@ -127,7 +138,8 @@ def make_private(
             raise InvalidInput(
                 f"{name} is a rule of sordina.clipping or sordina.training, got a {type(rule).__name__}."
             )
-    units = len(users) if users is not None else as_rows(data).size
+    rows = as_rows(data, collate_fn)
+    units = len(users) if users is not None else rows.size
     if not units:
         raise InvalidInput("the data are empty: there is nobody to train on.")
     sampler, steps = make_schedule(
@@ -135,10 +147,12 @@ def make_private(
     )
     unit = Unit.RECORD if users is None else Unit.USER
     plan = make_plan(budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier)
+    if rows is not data:  # who gives `Rows` has looked through them
+        rows.check_alike()
     private = Private(
-        model, optimizer, data, plan, clipping or Online(),
+        model, optimizer, rows, plan, clipping or TypicalNorm(),
         rng=random.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
-        raw=raw, public_buffers=public_buffers, collate_fn=collate_fn,
+        raw=raw, public_buffers=public_buffers,
     )  # fmt: skip
     if folder is not None or ledger is not None or dataset_budget is not None or resume:
         private.keeper = RunKeeper.open(
@@ -151,7 +165,7 @@ def make_private(
 # Train a model under a budget: state it once, fit, read the guarantee.
 #
 # trainer = sd.Trainer(model, loss=torch.nn.functional.cross_entropy, budget=sd.Budget(epsilon=3, delta=1e-5),
-#                      clipping=sd.clipping.Online(), batch_size=512, epochs=10)
+#                      batch_size=512, epochs=10)
 # run = trainer.fit(train_data, validation=test_data)
 
 OptimizerMaker = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -159,12 +173,13 @@ REPORTS = 20
 """A run reports about this many times, apart from its validations."""
 
 
+@renamed(lr="learning_rate")
 @dataclass
 class Trainer:
     """Everything about a private training run but the data. Nothing is checked before `fit`.
 
-    ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD with ``lr`` is used. Without
-    ``lr`` the learning rate follows from public facts (`AutomaticRate`), at no cost in privacy.
+    ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD is used, at
+    ``learning_rate``. Without one the learning rate follows from public facts (`AutomaticRate`), at no cost in privacy.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
@@ -179,7 +194,7 @@ class Trainer:
         loss: ``loss(outputs, targets)``, a mean over the batch or one value per sample.
         budget: The epsilon and delta that the run may spend.
         clipping: A policy of `sordina.clipping`; None takes the default.
-        batch_size: Expected size of a batch.
+        batch_size: Expected size of a batch; None chooses it, and epochs, from public facts (`planned_schedule`).
         epochs: Passes over the data, on average; or give ``steps``.
         learning_rate: A number, a rule of `sordina.training`, or None for one that finds itself.
         sampling: poisson or fixed-size.
@@ -191,7 +206,7 @@ class Trainer:
         autocast: A lower precision for the forward pass.
         seed: Repeatable noise, for tests only; None draws it securely.
         callbacks: What watches the run (`sordina.training.Callback`).
-        progress: Whether to show a progress bar.
+        progress: True shows a bar; a function is told ``(steps taken, steps)`` (`sordina.progress`).
         tensorboard: A folder for TensorBoard.
     """
 
@@ -199,12 +214,11 @@ class Trainer:
     loss: Loss
     budget: Budget
     clipping: Policy[Any] | PerLayer | None = None
-    batch_size: int = 512
-    epochs: float = 10
+    batch_size: int | None = 512
+    epochs: float | None = 10
     steps: int | None = None
-    lr: float | None = None
+    learning_rate: float | Rate[Any] | None = None
     optimizer: OptimizerMaker | None = None
-    learning_rate: Rate[Any] | None = None
     sampling: str = "poisson"
     population: int | None = None
     users: Users | None = None
@@ -218,7 +232,7 @@ class Trainer:
     ledger: Ledger | None = None
     dataset_budget: str | None = None
     callbacks: Sequence[Callback] = ()
-    progress: bool = False
+    progress: bool | Progress = False
     tensorboard: bool = True
     validate_every: int | None = None
     track_epsilon: bool = True
@@ -264,9 +278,10 @@ class Trainer:
         """Everything that can be found wrong before anything is reserved or drawn."""
         if self.validate_every is not None:
             check_whole("validate_every", self.validate_every)
-        for rows in [data] if validation is None else [data, validation]:
-            check_takes(self.model, self.loss, as_rows(rows))
-        private = self.private(data)
+        rows = as_rows(data)
+        for each in [rows] if validation is None else [rows, as_rows(validation)]:
+            check_takes(self.model, self.loss, each)
+        private = self.private(rows)
         private.own_loop = False
         if private.engine is not None:
             try:
@@ -300,26 +315,65 @@ class Trainer:
             norm.eval()
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer, rule = self._optimizer(parameters)
+        batch_size, epochs = self._schedule(data)
         return make_private(
             self.model, optimizer, data,
-            budget=self.budget, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps,
+            budget=self.budget, batch_size=batch_size, epochs=epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
             noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
             learning_rate=rule, raw=self.raw, public_buffers=self.public_buffers, seed=self.seed,
         )  # fmt: skip
 
+    def _units(self, data: Any) -> int:
+        """The public number of units: the population, where it is stated."""
+        if self.population is not None:
+            return self.population
+        return len(self.users) if self.users is not None else as_rows(data).size
+
+    def _weights(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def _schedule(self, data: Any) -> tuple[int, float]:
+        """Batch size and epochs, chosen where the user left them open (and kept, so that a report can say them)."""
+        if self.batch_size is None or (self.epochs is None and self.steps is None):
+            size, epochs = planned_schedule(self.budget, self._units(data), self._weights())
+            self.batch_size = self.batch_size or size
+            self.epochs = self.epochs or epochs
+        return self.batch_size, 1.0 if self.epochs is None else self.epochs
+
+    def plan_report(self, data: Any) -> PlanReport:
+        """What the budget can buy with this model and schedule, from public facts; nothing is spent.
+
+        Args:
+            data: What will be trained on; only its size counts.
+        """
+        units = self._units(data)
+        batch_size, epochs = self._schedule(data)
+        sampler, steps = make_schedule(
+            units, batch_size=batch_size, epochs=epochs, steps=self.steps, sampling=self.sampling, population=units
+        )
+        plan = make_plan(
+            self.budget, sampler, steps, accountant=self.accountant, noise_multiplier=self.noise_multiplier
+        )
+        return plan_report(plan, self._weights(), units)
+
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
+        rate = self.learning_rate
+        if not isinstance(rate, (int, float, np.number)):
+            if self.optimizer is not None:
+                return self.optimizer(parameters), rate
+            return torch.optim.SGD(parameters, lr=0.1), rate or AutomaticRate()
         if self.optimizer is not None:
-            if self.lr is not None:
-                raise InvalidInput("give lr to the optimizer you make: lr= goes with the default SGD only.")
-            return self.optimizer(parameters), self.learning_rate
-        if self.lr is None:
-            return torch.optim.SGD(parameters, lr=0.1), self.learning_rate or AutomaticRate()
-        return torch.optim.SGD(parameters, lr=check_positive("lr", self.lr)), self.learning_rate
+            raise InvalidInput(
+                "give the learning rate to the optimizer you make: as a number, learning_rate= goes with the default "
+                "SGD only."
+            )
+        return torch.optim.SGD(parameters, lr=check_positive("learning_rate", float(rate))), None
 
     def _loop(self, private: Private, validation: Any, watchers: Sequence[Callback]) -> None:
         plan = private.plan
-        epoch = max(1, round(plan.steps / max(1.0, self.epochs))) if self.steps is None else max(1, plan.steps // 10)
+        epochs = max(1.0, self.epochs or 1.0)
+        epoch = max(1, round(plan.steps / epochs)) if self.steps is None else max(1, plan.steps // 10)
         epoch = self.validate_every or epoch
         every = max(1, plan.steps // REPORTS)
 
@@ -372,4 +426,6 @@ class Trainer:
             watchers.append(MetricsFile(Path(self.folder) / METRICS))
             if self.tensorboard:
                 watchers.append(TensorBoard(Path(self.folder) / "tensorboard"))
-        return [*watchers, Progress(private.plan.steps)] if self.progress else watchers
+        if callable(self.progress):
+            return [*watchers, ToldProgress(self.progress)]
+        return [*watchers, ProgressBar(private.plan.steps)] if self.progress else watchers

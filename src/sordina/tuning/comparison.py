@@ -53,7 +53,7 @@ def table(folder: Path, plan: dict[str, Any]) -> Table:
     """The runs of a search and how far they are.
 
     Validation scores show where they are exact; under private selection nobody sees them. With random stopping even the
-    number of runs is nobody's business.
+    number of runs is secret.
     """
     from rich.table import Table
 

@@ -15,6 +15,7 @@ from torch import nn
 from sordina.accounting import Account, Composed, Event, from_dict, to_dict
 from sordina.errors import InvalidInput
 from sordina.privacy import Guarantee, delta_warning
+from sordina.privacy_claim import PrivacyClaim
 from sordina.run_folder import MODEL, RESULTS, RunFolder, read_claim, read_json
 from sordina.training.run import versions
 from sordina.tuning.plan import Scheme
@@ -100,7 +101,7 @@ class Outcome:
             settle: Settles the search's reservation.
         """
         folder.write_json(RESULTS, self.facts())
-        folder.finish(lambda file: torch.save(self.model.state_dict(), file), self.privacy(), settle)
+        folder.finish(lambda file: torch.save(self.model.state_dict(), file), self.claim, settle)
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module, scheme: Scheme, selection: Selection) -> Outcome:
@@ -124,24 +125,23 @@ class Outcome:
         except (KeyError, TypeError) as error:
             raise InvalidInput(f"{folder / RESULTS} is damaged: it is not the outcome of a search.") from error
 
+    @property
+    def claim(self) -> PrivacyClaim:
+        """The guarantee of the whole search, the way it came about and its limits."""
+        return PrivacyClaim.of(
+            self.guarantee,
+            statement=self.statement(),
+            accountant=self.scheme.accountant,
+            noise_multiplier=self.scheme.noise_multiplier,
+            event=_plain(to_dict(Composed(tuple(self.events())))),
+            releasable=self.releasable,
+            caveats=tuple(self.caveats),
+            versions=versions(),
+        )
+
     def privacy(self) -> dict[str, Any]:
-        """The guarantee of the whole search, the way it came about and its limits, as plain data."""
-        guarantee = self.guarantee
-        return {
-            "epsilon": guarantee.epsilon if math.isfinite(guarantee.epsilon) else None,
-            "delta": guarantee.delta,
-            "private": math.isfinite(guarantee.epsilon),
-            "statement": self.statement(),
-            "adjacency": str(guarantee.adjacency),
-            "unit": str(guarantee.unit),
-            "model": str(guarantee.trust),
-            "accountant": self.scheme.accountant,
-            "noise_multiplier": self.scheme.noise_multiplier,
-            "event": _plain(to_dict(Composed(tuple(self.events())))),
-            "releasable": self.releasable,
-            "caveats": self.caveats,
-            "versions": versions(),
-        }
+        """The claim as plain data."""
+        return self.claim.to_dict()
 
     @property
     def caveats(self) -> list[str]:

@@ -320,7 +320,7 @@ class Search:
     def _settings(self, selection: Selection, size: int) -> dict[str, Any]:
         """All that decides what the search does: compared when it is resumed."""
         base = self.trainer(0)
-        names = ("batch_size", "epochs", "steps", "lr", "sampling", "population", "microbatch", "raw")
+        names = ("batch_size", "epochs", "steps", "sampling", "population", "microbatch", "raw")
         made: dict[str, Any] = {name: getattr(base, name) for name in names}
         made |= {"autocast": str(base.autocast), "public_buffers": list(base.public_buffers)}
         made["users"] = None if base.users is None else [len(base.users), base.users.rows_per_user]
@@ -416,7 +416,7 @@ def check_events(runs: Sequence[RunResult], scheme: Scheme) -> None:
 
 def describe(value: Any) -> Any:
     """``value`` as plain text that two alike have in common: a function by its name, an object by its fields."""
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, functools.partial):
         return f"{describe(value.func)}{value.args}{sorted(value.keywords.items())}"

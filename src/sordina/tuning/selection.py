@@ -102,7 +102,7 @@ def selection_of(given: Selection | SelectionKind | str) -> Selection:
 
 
 @torch.no_grad()
-def score(model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch: int = 1000) -> float:
+def score(model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch_size: int = 1000) -> float:
     """The sum of the records' merits, each in [0, 1] whatever the model does: NaN counts as 0.
 
     >>> score(nn.Identity(), nn.functional.cross_entropy, (torch.eye(3), torch.tensor([0, 1, 1])))
@@ -112,8 +112,8 @@ def score(model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch: in
     was_training = model.training
     model.eval()
     total = 0.0
-    for start in range(0, rows.size, batch):
-        inputs, target = inputs_and_target(rows.take(np.arange(start, min(start + batch, rows.size))))
+    for start in range(0, rows.size, batch_size):
+        inputs, target = inputs_and_target(rows.take(np.arange(start, min(start + batch_size, rows.size))))
         output = model(*inputs)
         if target.ndim == 1 and not target.is_floating_point():
             merits = (predicted_class(output) == target).double()

@@ -8,7 +8,7 @@ strategy                 varies          runs         clipping, learning rate
 `fixed-threshold`        rho, C          k * k        `Fixed`, constant rate
 `fixed-quantile`         rho, gamma      5 k          `Quantile` from ``C0 = 0.1`` at update rate 0.2, constant rate
 `adam-wosm`              C               k            `Fixed`, `AdamWOSM` with alpha = 1e-3
-`automatic`              nothing         1            `Online` and `AutomaticRate`: nothing to search, all budget on one
+`automatic`              nothing         1            `TypicalNorm` and `AutomaticRate`: no search, one run
 =======================  ==============  ===========  ================================================================
 
 Ranges: rho in [10^-2.5, 10^1.5], C in [10^-2, 10^2], k values each, evenly apart in the logarithm; gamma as listed.
@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sordina.clipping import Decay, Fixed, Online, Quantile
+from sordina._renamed import current_names
+from sordina.clipping import Decay, Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, LearningRateRule, SteadyRate
 from sordina.tuning.space import Configuration, Grid, log_spaced
@@ -71,16 +72,16 @@ def _online(configuration: Configuration) -> dict[str, Any]:
 
 
 def _online_as_in_thesis(configuration: Configuration) -> dict[str, Any]:
-    rule = LearningRateRule(Decay(RATE))
-    return {"clipping": Online.as_in_thesis(INITIAL, RATE), "lr": configuration["rho"], "learning_rate": rule}
+    rule = LearningRateRule(Decay(RATE), first=configuration["rho"])
+    return {"clipping": Online.as_in_thesis(INITIAL, RATE), "learning_rate": rule}
 
 
 def _fixed_threshold(configuration: Configuration) -> dict[str, Any]:
-    return {"clipping": Fixed(configuration["C"]), "lr": configuration["rho"]}
+    return {"clipping": Fixed(configuration["C"]), "learning_rate": configuration["rho"]}
 
 
 def _fixed_quantile(configuration: Configuration) -> dict[str, Any]:
-    return {"clipping": Quantile(configuration["gamma"], INITIAL, 0.2), "lr": configuration["rho"]}
+    return {"clipping": Quantile(configuration["gamma"], INITIAL, 0.2), "learning_rate": configuration["rho"]}
 
 
 def _adam_wosm(configuration: Configuration) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _adam_wosm(configuration: Configuration) -> dict[str, Any]:
 
 
 def _automatic(configuration: Configuration) -> dict[str, Any]:
-    return {"clipping": Online(INITIAL), "learning_rate": AutomaticRate()}
+    return {"clipping": TypicalNorm(), "learning_rate": AutomaticRate()}
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -117,6 +118,7 @@ def named(name: str) -> Strategy:
 
 def fields_of(strategy: str | Fields | None, configuration: Configuration) -> dict[str, Any]:
     """What ``configuration`` sets on a trainer: by a named strategy, a function, or field by field."""
-    if strategy is None:
-        return dict(configuration)
-    return named(strategy).fields(configuration) if isinstance(strategy, str) else strategy(configuration)
+    if isinstance(strategy, str):
+        return named(strategy).fields(configuration)
+    fields = configuration if strategy is None else strategy(configuration)
+    return current_names(fields, "a search's fields of Trainer", {"lr": "learning_rate"})

@@ -55,7 +55,7 @@ def carry_out(brief: Brief, groups: Sequence[Sequence[RunOrder]], source: Source
             _carry_out(brief, group, train, validation)
         return
     try:
-        parcel = pickle.dumps((brief, source))
+        packed = pickle.dumps((brief, source))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidInput(
             f"the search cannot be sent to worker processes ({error}): define the trainer at the top of a module, or "
@@ -63,7 +63,7 @@ def carry_out(brief: Brief, groups: Sequence[Sequence[RunOrder]], source: Source
         ) from error
     threads = max(1, cores() // workers)
     with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(parcel, threads)
+        workers, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(packed, threads)
     ) as pool:
         tasks = [pool.submit(_task, list(group)) for group in groups]
         try:
@@ -94,7 +94,7 @@ def _carry_out(brief: Brief, group: Sequence[RunOrder], train: Any, validation: 
 _here: dict[str, Any] = {}
 
 
-def _prepare(parcel: bytes, threads: int) -> None:
+def _prepare(packed: bytes, threads: int) -> None:
     """In a fresh worker: watch the parent, take a share of the cores, be careful with memory, load the data."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -102,7 +102,7 @@ def _prepare(parcel: bytes, threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed()
     bound_cache()
-    brief, source = pickle.loads(parcel)
+    brief, source = pickle.loads(packed)
     _here["brief"], _here["data"] = brief, source()
 
 

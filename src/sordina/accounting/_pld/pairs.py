@@ -343,7 +343,7 @@ def _replaced(event: Event, count: int) -> CountedPair:
     if isinstance(event, Shuffled):
         return CountedPair(Plain(shuffle_loss(event)), count, mirrored=True)
     if isinstance(event, FixedSizeSampled):
-        return CountedPair(Removed(loss_of(event.event), event.batch / event.population), count, mirrored=True)
+        return CountedPair(Removed(loss_of(event.event), event.batch_size / event.population), count, mirrored=True)
     if isinstance(event, PoissonSampled):
         if isinstance(event.event, Gaussian):
             return CountedPair(TwoSided(event.event.noise_multiplier, event.rate), count)

@@ -315,7 +315,7 @@ def describe(event: Event) -> str:
     if isinstance(event, PoissonSampled):
         return f"{_within(event.event)} at rate {event.rate:g}"
     if isinstance(event, FixedSizeSampled):
-        return f"{_within(event.event)} on {event.batch} of {event.population}"
+        return f"{_within(event.event)} on {event.batch_size} of {event.population}"
     if isinstance(event, RandomStopping):
         return f"best of about {event.mean:g} x {_within(event.event)}"
     return " ".join([type(event).__name__, *(f"{getattr(event, field.name):g}" for field in fields(event))])

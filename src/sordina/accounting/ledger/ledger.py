@@ -167,7 +167,7 @@ class Ledger:
         unit: Unit | str = Unit.RECORD,
     ) -> None:
         """Refuse now what `reserve` would refuse, and write nothing: for who has not even opened the data yet."""
-        _reserving(dataset, event, "check", myself(), adjacency, unit)(self._book())
+        _reserving(dataset, event, "this run", myself(), adjacency, unit)(self._book())
 
     def reservation(self, number: int, fingerprint: str | None = None) -> Reservation:
         """An open reservation made earlier, by this process or another: to go on with after a crash.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from sordina.auditing.membership.shadows import Shadows
+from sordina.auditing.membership.shadows import Shadows, augmented
 from sordina.auditing.membership.target import Classifier, Samples, Target
 from sordina.auditing.scores import FloatArray, Scores, auc
 from sordina.errors import InvalidInput, Unsupported
@@ -31,6 +31,10 @@ class MembershipAttack(Protocol):
     def scores(self, target: Target, samples: Samples) -> FloatArray:
         """The higher, the more the sample looks like a member."""
         ...
+
+
+SHADOW_KNOWS = "the model, how it was trained, and rows like those it was trained on"
+"""What an attacker by shadow models has."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class NeighbourMaker:
     rng: np.random.Generator
     count: int = 10
     name: str = "neighbours"
+    knows: str = "the model and the record"
 
     def scores(self, target: Target, samples: Samples) -> FloatArray:
         """How much better the sample fits than its neighbours."""
@@ -123,6 +128,29 @@ class LiRA:
         each = np.asarray(np.ma.filled(residuals.std(axis=0), 0.0), dtype=np.float64)
         pooled = float(np.sqrt((residuals**2).mean()))
         return mean, np.full_like(mean, pooled + 1e-12) if shared else np.maximum(each, 1e-6 * pooled + 1e-12)
+
+
+@dataclass(frozen=True)
+class AugmentedLiRA:
+    """LiRA on several queries (Carlini et al. 2022): the mean of its log ratio over augmented copies of the sample.
+
+    Args:
+        shadows: The shadow models' answers, on augmented copies too.
+        name: How results call it.
+    """
+
+    shadows: Shadows
+    name: str = "lira-augmented"
+
+    def scores(self, target: Target, samples: Samples) -> FloatArray:
+        """The mean over the copies."""
+        if self.shadows.queries is None:
+            raise Unsupported("augmented copies need real inputs: use lira-online.")
+        total: FloatArray = np.zeros(len(samples))
+        for answers, copies in zip(self.shadows.queries, augmented(samples), strict=True):
+            total += LiRA(replace(self.shadows, confidences=answers)).scores(target, copies)
+        scores: FloatArray = total / len(self.shadows.queries)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -194,24 +222,50 @@ class Peak:
 
 @dataclass(frozen=True)
 class NoisyNeighbours:
-    """The attack; ``sigma = None`` asks for `tuned` first."""
+    """The attack; ``sigma = None`` asks for `tuned` first.
+
+    Args:
+        rng: Draws the noise.
+        sigma: Its standard deviation.
+        neighbours: Noisy copies of each sample.
+        name: How results call it.
+        peak: What the search for sigma saw.
+        base: For a fine-tune, the model it started from: the same difference under the same noise is subtracted, so
+            that what noise does to an ordinary sample cancels ("referenced").
+    """
 
     rng: np.random.Generator
     sigma: float | None = None
     neighbours: int = 10
     name: str = "noisy"
+    knows: str = "the model's inside (to add noise) and the record with its label"
     peak: Peak | None = None
+    base: Target | None = None
+
+    @property
+    def needs_tuning(self) -> bool:
+        """Whether `tuned` must come first."""
+        return self.sigma is None
 
     def scores(self, target: Target, samples: Samples) -> FloatArray:
         """How much better the sample fits than its noisy neighbours."""
         if self.sigma is None:
             raise InvalidInput("noisy neighbours need sigma: call tuned(target, members, non_members) first.")
+        if self.base is None:
+            return self._depth(target, samples, self.sigma, self.rng)
+        seed = int(self.rng.integers(2**63 - 1))
+        deep, before = (
+            self._depth(model, samples, self.sigma, np.random.default_rng(seed)) for model in (target, self.base)
+        )
+        return deep - before
+
+    def _depth(self, target: Target, samples: Samples, sigma: float, rng: np.random.Generator) -> FloatArray:
         own = target.losses(samples)
         total: FloatArray = np.zeros_like(own)
         for _ in range(self.neighbours):
-            total += target.noisy_losses(samples, self.sigma, self.rng)
-        scores: FloatArray = total / self.neighbours - own
-        return scores
+            total += target.noisy_losses(samples, sigma, rng)
+        depth: FloatArray = total / self.neighbours - own
+        return depth
 
     def tuned(
         self,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
-from sordina.auditing.membership.target import Classifier, Samples, Target, as_target, squared_errors, token_losses
+from sordina import private_files
+from sordina.auditing.membership.target import Classifier, Samples, Target, as_target, squared_errors, text_losses
 from sordina.auditing.scores import BoolArray, FloatArray
 from sordina.errors import InvalidInput, Unsupported
 from sordina.plan import check_whole
+from sordina.progress import Progress, silent
 
 # How a model is trained without privacy: the plain loop, and the same loop over many models as one computation.
 #
@@ -29,11 +34,6 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-Progress = Callable[[int, int], None]
-
-
-def silent(done: int, total: int) -> None:
-    """No progress shown."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PlainTraining:
 def sample_losses(model: nn.Module, samples: Samples) -> Tensor:
     """The training loss of each sample: the mean over tokens for a language model, else `output_losses`."""
     if samples.labels is None:
-        return token_losses(model, samples.inputs).mean(dim=1)
+        return text_losses(model, samples.inputs)
     return output_losses(model(samples.inputs), samples.labels)
 
 
@@ -190,6 +190,8 @@ class Shadows:
     """(m, N)."""
     logits: tuple[Tensor, ...] = ()
     """Per shadow (N, classes), for classifiers."""
+    queries: FloatArray | None = None
+    """(Q, m, N): confidences on the augmented copies of `augmented`, where inputs are real."""
 
     def __len__(self) -> int:
         return len(self.inside)
@@ -202,7 +204,67 @@ class Shadows:
     def take(self, columns: BoolArray) -> Shadows:
         """The same shadows on some of the samples."""
         logits = tuple(part[columns] for part in self.logits)
-        return Shadows(self.inside[:, columns], self.losses[:, columns], self.confidences[:, columns], logits)
+        queries = None if self.queries is None else self.queries[:, :, columns]
+        return Shadows(self.inside[:, columns], self.losses[:, columns], self.confidences[:, columns], logits, queries)
+
+    def first(self, count: int) -> Shadows:
+        """The first ``count`` of them."""
+        queries = None if self.queries is None else self.queries[:, :count]
+        return Shadows(self.inside[:count], self.losses[:count], self.confidences[:count], self.logits[:count], queries)
+
+    def save(self, path: Path) -> None:
+        """Keep the answers in an .npz file.
+
+        Args:
+            path: The file.
+        """
+        arrays: dict[str, Any] = {"inside": self.inside, "losses": self.losses, "confidences": self.confidences}
+        if self.logits:
+            arrays["logits"] = torch.stack(self.logits).numpy()
+        if self.queries is not None:
+            arrays["queries"] = self.queries
+        held = io.BytesIO()
+        np.savez_compressed(held, **arrays)
+        private_files.make_folder(path.parent)
+        private_files.write(path, held.getvalue())
+
+    @staticmethod
+    def load(path: Path) -> Shadows:
+        """Read what `save` kept.
+
+        Args:
+            path: The file.
+        """
+        try:
+            with np.load(io.BytesIO(private_files.read(path)), allow_pickle=False) as kept:
+                logits = tuple(torch.from_numpy(kept["logits"])) if "logits" in kept else ()
+                answers = dict(kept)
+                queries = answers.get("queries")
+                return Shadows(kept["inside"], kept["losses"], kept["confidences"], logits, queries)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise InvalidInput(f"{path} does not hold the answers of shadow models: remove it.") from error
+
+
+def augmented(samples: Samples) -> list[Samples]:
+    """The sample and four copies that mean the same: images moved by a pixel, else rows with a little noise.
+
+    The noise is the same at every call: target and shadow models must be asked the same.
+    """
+    inputs = samples.inputs
+    if inputs.dim() >= 3:
+        moved = [torch.roll(inputs, step, dims=axis) for axis in (-1, -2) for step in (1, -1)]
+    else:
+        scale = 0.05 * inputs.std(dim=0, keepdim=True)
+        generator = torch.Generator().manual_seed(0)
+        moved = [inputs + scale * torch.randn(inputs.shape, dtype=inputs.dtype, generator=generator) for _ in range(4)]
+    return [samples, *(Samples(copy, samples.labels) for copy in moved)]
+
+
+def ask_augmented(targets: Sequence[Target], samples: Samples) -> FloatArray | None:
+    """(Q, m, N): confidences of ``targets`` on `augmented` copies; None where inputs are not real."""
+    if samples.labels is None or not samples.inputs.is_floating_point():
+        return None
+    return np.stack([np.stack([target.confidences(part) for target in targets]) for part in augmented(samples)])
 
 
 def draw_halves(count: int, rows: int, rng: np.random.Generator) -> BoolArray:
@@ -250,4 +312,5 @@ def ask(models: Sequence[nn.Module], samples: Samples, inside: BoolArray) -> Sha
         losses=np.stack([target.losses(samples) for target in targets]),
         confidences=np.stack([target.confidences(samples) for target in targets]),
         logits=tuple(target.logits(samples) for target in targets if isinstance(target, Classifier)),
+        queries=ask_augmented(targets, samples),
     )

@@ -66,8 +66,19 @@ def as_samples(data: Any) -> Samples:
     elif isinstance(data, Dataset):
         data = default_collate([data[index] for index in range(len(data))])  # type: ignore[arg-type]
     if isinstance(data, tuple | list) and len(data) in (1, 2):
-        return Samples(*(torch.as_tensor(part) for part in data))
+        return Samples(*(_tensor(part) for part in data))
     raise InvalidInput(f"cannot read rows from {type(data).__name__}: give (inputs, labels), token ids or a data set.")
+
+
+def _tensor(part: Any) -> Tensor:
+    """A tensor of arrays, lists, and pandas' frames and columns of numbers."""
+    try:
+        return torch.as_tensor(part.to_numpy(copy=True) if hasattr(part, "to_numpy") else part)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(
+            "rows and labels must be numbers: code labels as 0, 1, ... in the order of the model's classes, and give "
+            "a function that takes prepared rows where columns hold words."
+        ) from error
 
 
 # The model under attack, as attacks see it: losses, confidences, and losses with noise inside.
@@ -108,7 +119,7 @@ class Classifier:
 
     def logits(self, samples: Samples) -> Tensor:
         """(N, classes), in double precision."""
-        with _evaluating(self.model):
+        with evaluating(self.model):
             parts = [two_sided(self.model(batch.inputs)) for batch in samples.batches(self.batch_size)]
         return torch.cat(parts)
 
@@ -139,7 +150,7 @@ class Regressor:
 
     def losses(self, samples: Samples) -> FloatArray:
         """Mean squared error of each sample."""
-        with _evaluating(self.model):
+        with evaluating(self.model):
             parts = [
                 squared_errors(self.model(batch.inputs), _labels(batch)) for batch in samples.batches(self.batch_size)
             ]
@@ -156,7 +167,10 @@ class Regressor:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A causal model: token ids (N, T) to logits (N, T, words), or to an output of `transformers` that has them."""
+    """A causal model: token ids (N, T) to logits (N, T, words), or to an output of `transformers` that has them.
+
+    A negative id is padding on the right: the model is shown some token there, and what it says of it is left out.
+    """
 
     model: nn.Module
     embedding: str | None = None
@@ -165,8 +179,8 @@ class LanguageModel:
 
     def losses(self, samples: Samples) -> FloatArray:
         """Mean negative log-likelihood of each token given those before it (000 eq. 4.1)."""
-        with _evaluating(self.model):
-            parts = [token_losses(self.model, batch.inputs).mean(dim=1) for batch in samples.batches(self.batch_size)]
+        with evaluating(self.model):
+            parts = [text_losses(self.model, batch.inputs) for batch in samples.batches(self.batch_size)]
         return _numpy(torch.cat(parts))
 
     def confidences(self, samples: Samples) -> FloatArray:
@@ -183,12 +197,18 @@ class LanguageModel:
 
 
 def as_target(model: Any, samples: Samples, embedding: str | None = None) -> Target:
-    """The fitting target: a language model without labels, a regressor with real ones, else a classifier."""
+    """The fitting target: a language model without labels, a regressor with real ones, else a classifier.
+
+    What is no module is asked for ``predict_proba`` or ``predict``, or called (`foreign_models`).
+    """
     if not isinstance(model, nn.Module):
         if all(hasattr(model, name) for name in ("losses", "confidences", "noisy_losses")):
             target: Target = model
             return target
-        raise InvalidInput(f"cannot attack a {type(model).__name__}: give a torch.nn.Module or a Target.")
+        from sordina.auditing.membership.foreign_models import predictor_target
+
+        real = samples.labels is not None and samples.labels.is_floating_point()
+        return predictor_target(model, regression=real and not hasattr(model, "classes_"))
     if samples.labels is None:
         return LanguageModel(model, embedding)
     return Regressor(model) if samples.labels.is_floating_point() else Classifier(model, embedding)
@@ -218,15 +238,21 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def token_losses(model: nn.Module, tokens: Tensor) -> Tensor:
-    """(N, T - 1): the negative log-likelihood of each token but the first.
+    """(N, T - 1): the negative log-likelihood of each token but the first; 0 at padding, which is a negative id.
 
     The last position is asked too and left out afterwards, which keeps the logits in one piece: half the time.
     """
-    output = model(tokens)
+    shown = tokens.clamp_min(0)
+    output = model(shown)
     logits = output if isinstance(output, Tensor) else output.logits
-    following = tokens.roll(-1, dims=1)
+    following = shown.roll(-1, dims=1)
     losses = functional.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
-    return losses.view(tokens.shape)[:, :-1]
+    return losses.view(tokens.shape)[:, :-1].masked_fill(tokens[:, 1:] < 0, 0.0)
+
+
+def text_losses(model: nn.Module, tokens: Tensor) -> Tensor:
+    """(N,): the mean over the tokens of each text but its first."""
+    return token_losses(model, tokens).sum(dim=1) / (tokens[:, 1:] >= 0).sum(dim=1).clamp_min(1)
 
 
 def named(model: nn.Module, name: str) -> nn.Module:
@@ -266,7 +292,7 @@ def _numpy(values: Tensor) -> FloatArray:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients; the model leaves as it came."""
     training = model.training
     model.eval()

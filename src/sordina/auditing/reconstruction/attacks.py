@@ -198,15 +198,15 @@ class LayerLaplace:
     thesis's heuristic, not a guarantee (errata 4); against a given attack it is what figure 2.5 measures.
     """
 
-    nu: float
+    noise_multiplier: float
 
     def __post_init__(self) -> None:
-        check_positive("noise multiplier nu", self.nu)
+        check_positive("noise multiplier nu", self.noise_multiplier)
 
     @property
     def name(self) -> str:
         """With nu."""
-        return f"laplace nu={self.nu:g}"
+        return f"laplace nu={self.noise_multiplier:g}"
 
     def protect(self, update: Sequence[Tensor], rng: np.random.Generator) -> list[Tensor]:
         """Each layer with its own noise; a layer without update stays so."""
@@ -216,7 +216,7 @@ class LayerLaplace:
         radius = float(part.norm())
         if radius == 0:
             return part.clone()
-        noised: Tensor = MetricLaplace(part.numel() / (self.nu * radius)).release(part, rng)
+        noised: Tensor = MetricLaplace(part.numel() / (self.noise_multiplier * radius)).release(part, rng)
         return noised
 
 

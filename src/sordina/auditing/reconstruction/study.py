@@ -12,7 +12,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from sordina import datasets, random
-from sordina.auditing.membership.shadows import Progress, silent
 from sordina.auditing.reconstruction.attacks import (
     DLG,
     Clipped,
@@ -29,6 +28,7 @@ from sordina.auditing.reconstruction.attacks import (
     sigmoid_network,
 )
 from sordina.errors import InvalidInput
+from sordina.progress import Progress, silent
 
 NUS = (1e-3, 1e-2, 1e-1, 1.0, 3.0)
 SUCCESS, FAILURE = 25.0, 12.0
@@ -60,7 +60,7 @@ class ReconstructionStudy:
     """One attack against several defences on the same images."""
 
     attack: str
-    batch: int
+    batch_size: int
     originals: Tensor
     defences: tuple[Reconstructions, ...]
 
@@ -68,7 +68,7 @@ class ReconstructionStudy:
         """A JSON-ready picture: numbers per defence, and one case with pixels per image and defence."""
         return {
             "attack": self.attack,
-            "batch": self.batch,
+            "batch_size": self.batch_size,
             "images": len(self.originals),
             "defences": [
                 {
@@ -104,15 +104,15 @@ def reconstruction_study(
     dataset: str = "mnist",
     *,
     images: int = 10,
-    batch: int = 1,
+    batch_size: int = 1,
     attack: str | Inversion = "dlg",
     defences: Sequence[Defence] = (),
     seed: int = 0,
     progress: Progress = silent,
 ) -> ReconstructionStudy:
-    """Attack the updates of ``images`` test images, ``batch`` at a time, under every defence."""
-    if images < 1 or batch < 1 or images % batch:
-        raise InvalidInput(f"the images must fill whole batches, got {images} in batches of {batch}.")
+    """Attack the updates of ``images`` test images, ``batch_size`` at a time, under every defence."""
+    if images < 1 or batch_size < 1 or images % batch_size:
+        raise InvalidInput(f"the images must fill whole batches, got {images} in batches of {batch_size}.")
     if isinstance(attack, str):
         if attack not in ATTACKS:
             raise InvalidInput(f"no inversion is called {attack!r}. Choose one of {', '.join(ATTACKS)}.")
@@ -129,16 +129,16 @@ def reconstruction_study(
     found = []
     for position, defence in enumerate(chosen):
         rebuilt = []
-        for start in range(0, images, batch):
-            part = slice(start, start + batch)
+        for start in range(0, images, batch_size):
+            part = slice(start, start + batch_size)
             sent = defence.protect(client_update(model, inputs[part].double(), labels[part].long()), rng)
-            guess = attack.reconstruct(model, sent, infer_labels(sent, batch), tuple(inputs.shape[1:]), rng)
+            guess = attack.reconstruct(model, sent, infer_labels(sent, batch_size), tuple(inputs.shape[1:]), rng)
             rebuilt.append(matched(inputs[part], guess))
-            progress(position * images + start + batch, len(chosen) * images)
+            progress(position * images + start + batch_size, len(chosen) * images)
         result = torch.cat(rebuilt).clamp(0, 1).nan_to_num(0.5)
         qualities = tuple(quality(one, two) for one, two in zip(inputs, result, strict=True))
         found.append(Reconstructions(defence.name, result, qualities))
-    return ReconstructionStudy(attack.name, batch, inputs, tuple(found))
+    return ReconstructionStudy(attack.name, batch_size, inputs, tuple(found))
 
 
 def matched(originals: Tensor, guesses: Tensor) -> Tensor:

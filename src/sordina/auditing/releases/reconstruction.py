@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sordina.auditing.membership.shadows import Progress, silent
 from sordina.auditing.releases.release_study import ReleaseStudy, StudyCurve, StudyLine
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.mechanisms import DiscreteGaussian
 from sordina.mechanisms.mechanism import whole
 from sordina.privacy import check_delta, check_epsilon, format_up
+from sordina.progress import Progress, silent
 from sordina.random import generator, releasable
 
 NOISES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

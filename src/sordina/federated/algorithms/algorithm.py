@@ -121,15 +121,15 @@ def towards(centre: Parts, weight: float, less: Parts | None = None) -> Correcti
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Plain SGD on the client's own rows: ``epochs`` passes in batches of ``batch``, or exactly ``steps`` steps."""
+    """Plain SGD on the client's own rows: ``epochs`` passes in batches of ``batch_size``, or ``steps`` steps."""
 
-    rate: float
-    batch: int
+    learning_rate: float
+    batch_size: int
     epochs: int = 1
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive("local step size", self.rate)
+        check_positive("learning rate", self.learning_rate)
 
     def run(
         self,
@@ -151,9 +151,9 @@ class LocalSteps:
             taking = len(batch.mask)
             live = [part[:taking] for part in parts]
             extra = correct(live) if correct is not None else None
-            objective.descend(live, batch, self.rate)
+            objective.descend(live, batch, self.learning_rate)
             if extra is not None:
-                torch._foreach_add_(live, extra, alpha=-self.rate)
+                torch._foreach_add_(live, extra, alpha=-self.learning_rate)
             if mask is not None:
                 flat[:taking] *= mask[:taking]
             taken[:taking] += 1
@@ -161,7 +161,7 @@ class LocalSteps:
 
     def batches(self, cohort: Cohort, order: RowOrder) -> Iterator[Batch]:
         """The batches of these steps."""
-        return cohort.batches(order, batch=self.batch, epochs=self.epochs, steps=self.steps)
+        return cohort.batches(order, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps)
 
 
 def unmoved(work: ClientWork, sent: Arrays) -> ClientResult:

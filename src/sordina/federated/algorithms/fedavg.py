@@ -25,12 +25,12 @@ class AddMean:
     The momentum is the server's own: it reads released means only, so it costs no privacy.
     """
 
-    rate: float = 1.0
+    learning_rate: float = 1.0
     momentum: float = 0.0
     needs_vectors: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("server rate", self.rate)
+        check_positive("server learning rate", self.learning_rate)
         if not 0 <= self.momentum < 1:
             raise InvalidInput(f"server momentum must lie in [0, 1), got {self.momentum}.")
 
@@ -50,7 +50,7 @@ class AddMean:
         """Step along the mean."""
         model, velocity = state
         velocity = self.momentum * velocity + release.mean
-        return model + self.rate * velocity, velocity
+        return model + self.learning_rate * velocity, velocity
 
     def models(self, state: tuple[Tensor, Tensor]) -> Tensor:
         """The one model."""

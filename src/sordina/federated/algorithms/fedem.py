@@ -57,7 +57,9 @@ class Mixture:
             weights = self._responsibilities(hypotheses, shares[:count, None], batch.x, batch.y)
             weights = weights * batch.mask[..., None]
             for m in range(len(hypotheses)):
-                blocks[:count, m] -= self.steps.rate * self._gradient(blocks[:count, m], batch, weights[..., m])
+                blocks[:count, m] -= self.steps.learning_rate * self._gradient(
+                    blocks[:count, m], batch, weights[..., m]
+                )
         moved = (blocks - hypotheses).flatten(1)
         return ClientResult(moved, sizes(cohort)), {SHARES: self._renewed(hypotheses, shares, cohort)}
 

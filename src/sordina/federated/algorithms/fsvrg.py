@@ -43,8 +43,8 @@ class VarianceReduced:
         model = everyone(sent["model"], cohort)
         if not int(sent[PHASE]):
             gradient = self.objective.gradient(model, cohort.whole())
-            return ClientResult(-self.steps.rate * gradient, sizes(cohort)), state
-        full, rate = sent[GRADIENT], self.steps.rate / self._taken(cohort).to(model)[:, None]
+            return ClientResult(-self.steps.learning_rate * gradient, sizes(cohort)), state
+        full, rate = sent[GRADIENT], self.steps.learning_rate / self._taken(cohort).to(model)[:, None]
         end = own(model)
         for batch in self.steps.batches(cohort, order):
             live = end[: len(batch.mask)]
@@ -57,7 +57,7 @@ class VarianceReduced:
         rows = torch.from_numpy(cohort.sizes)
         if self.steps.steps is not None:
             return torch.full_like(rows, self.steps.steps)
-        return (-(-rows // self.steps.batch) * self.steps.epochs).clamp(min=1)
+        return (-(-rows // self.steps.batch_size) * self.steps.epochs).clamp(min=1)
 
 
 # FSVRG at the server: two exchanges make one step (Konecny et al. 2016; 004 2.4.4).
@@ -81,12 +81,12 @@ class FsvrgServer:
     """
 
     step: float
-    rate: float = 1.0
+    learning_rate: float = 1.0
     needs_vectors: bool = False
 
     def __post_init__(self) -> None:
         check_positive("FSVRG's step", self.step)
-        check_positive("server rate", self.rate)
+        check_positive("server learning rate", self.learning_rate)
 
     def init(self, models: Tensor) -> FsvrgState:
         """The model, before its first gradient."""
@@ -102,7 +102,7 @@ class FsvrgServer:
         """Keep the gradient, or step along the mean."""
         if not state.phase:
             return FsvrgState(state.model, -release.mean / self.step, 1)
-        return FsvrgState(state.model + self.rate * release.mean, state.gradient)
+        return FsvrgState(state.model + self.learning_rate * release.mean, state.gradient)
 
     def models(self, state: FsvrgState) -> Tensor:
         """The one model."""

@@ -41,7 +41,7 @@ def best(objective: Objective, hypotheses: Tensor, cohort: Cohort) -> Tensor:
 class BestModel:
     """Metric PFL's client: the vector is the whole trained model, which tells neither the choice nor the sample count.
 
-    Lines 5 and 6 of Algorithm 1; line 7 (SanitizeUpdate) is the guard's, which measures the update from the anchor.
+    Lines 5 and 6 of Algorithm 1; line 7 (SanitizeUpdate) is the placement's, which measures the update from the anchor.
     """
 
     objective: Objective
@@ -100,11 +100,11 @@ class IfcaServer:
     Dividing by m, as the paper does, and not by the number that chose j, keeps that number out of the release.
     """
 
-    rate: float = 1.0
+    learning_rate: float = 1.0
     needs_vectors: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("server rate", self.rate)
+        check_positive("server learning rate", self.learning_rate)
 
     def init(self, models: Tensor) -> Tensor:
         """The hypotheses."""
@@ -116,7 +116,7 @@ class IfcaServer:
 
     def update(self, state: Tensor, release: Release) -> Tensor:
         """Step every hypothesis along its block."""
-        return state + self.rate * release.mean.view_as(state)
+        return state + self.learning_rate * release.mean.view_as(state)
 
     def models(self, state: Tensor) -> Tensor:
         """The hypotheses."""

@@ -140,18 +140,19 @@ class SteadyPflServer:
     the past in running means.
     """
 
-    nu: float
-    rate: float = 1.0
+    noise_multiplier: float
+    learning_rate: float = 1.0
     drought: int = 20
     memory: float = 0.8
     seed: int = 0
     needs_vectors: bool = True
 
     def __post_init__(self) -> None:
-        check_positive("server rate", self.rate)
-        if self.nu < 0 or self.drought < 1 or not 0 <= self.memory < 1:
+        check_positive("server learning rate", self.learning_rate)
+        if self.noise_multiplier < 0 or self.drought < 1 or not 0 <= self.memory < 1:
             raise InvalidInput(
-                f"nu must be >= 0, drought at least 1, memory in [0, 1), got {self.nu}, {self.drought}, {self.memory}."
+                f"noise_multiplier must be >= 0, drought at least 1, memory in [0, 1), got {self.noise_multiplier}, "
+                f"{self.drought}, {self.memory}."
             )
 
     def init(self, models: Tensor) -> SteadyPflState:
@@ -177,7 +178,11 @@ class SteadyPflServer:
         weights = responsibilities(distances, state.shares, lengths, vectors.shape[1])
         counts = weights.sum(dim=0)
         means = (weights * distances).sum(dim=0) / counts.clamp(min=_TINY)
-        gain = self.rate * counts / (counts + self.nu**2) if self.nu else self.rate * torch.ones_like(counts)
+        gain = (
+            self.learning_rate * counts / (counts + self.noise_multiplier**2)
+            if self.noise_multiplier
+            else self.learning_rate * torch.ones_like(counts)
+        )
         new = old + gain[:, None] * means[:, None] * directions(vectors, old, weights, distances)
         past = min(self.memory, state.round / (state.round + 1))
         fade = self.memory**counts

@@ -29,10 +29,10 @@ class NearMean:
     weight: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight * self.steps.rate <= 1:
+        if not 0 <= self.weight * self.steps.learning_rate <= 1:
             raise InvalidInput(
-                f"lambda must lie in [0, 1 / local rate = {1 / self.steps.rate:g}], or steps overshoot the mean; "
-                f"got {self.weight}."
+                f"lambda must lie in [0, 1 / learning rate = {1 / self.steps.learning_rate:g}], or steps overshoot "
+                f"the mean; got {self.weight}."
             )
 
     @property

@@ -54,7 +54,7 @@ class MetaTraining:
             self.steps.batches(cohort, order), *(self.steps.batches(cohort, other) for other in others), strict=True
         ):
             live = end[: len(outer.mask)]
-            live -= self.steps.rate * self._gradient(live, inner, outer, last)
+            live -= self.steps.learning_rate * self._gradient(live, inner, outer, last)
         return ClientResult(end - model, sizes(cohort)), state
 
     def _gradient(self, theta: Tensor, inner: Batch, outer: Batch, last: Batch) -> Tensor:

@@ -93,8 +93,8 @@ class PrivateLocalTraining:
             if x is not None and y is not None:
                 for part in torch.split(torch.from_numpy(self.sampler.draw(len(x), rng)), self.rows_at_once):
                     total += self._clipped(model + moved, x[part], y[part])
-            released = release([total], bounds, [self.noise_multiplier], self.sampler.expected_batch, rng)
-            moved = moved - self.local.rate * (released.mean() + self.mu * moved)
+            released = release([total], bounds, [self.noise_multiplier], self.sampler.expected_batch_size, rng)
+            moved = moved - self.local.learning_rate * (released.mean() + self.mu * moved)
         return moved
 
     def _clipped(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -50,9 +50,11 @@ class ScaffoldClient:
         end, taken = self.steps.run(self.objective, model, cohort, order, correct)
         moved = end - model
         gained = torch.where(
-            taken[:, None] > 0, -common - moved / (taken.clamp(min=1)[:, None] * self.steps.rate), torch.zeros_like(own)
+            taken[:, None] > 0,
+            -common - moved / (taken.clamp(min=1)[:, None] * self.steps.learning_rate),
+            torch.zeros_like(own),
         )
-        vectors = torch.cat([moved, self.steps.rate * gained], dim=1)
+        vectors = torch.cat([moved, self.steps.learning_rate * gained], dim=1)
         return ClientResult(vectors, sizes(cohort)), {CONTROL: own + gained}
 
 
@@ -63,20 +65,20 @@ class ScaffoldClient:
 class ScaffoldServer:
     """``theta <- theta + rate * mean dtheta_k``, ``c <- c + (m / K) * mean dc_k``.
 
-    ``share`` is m / K, the public share of clients that take part in a round; ``local_rate`` undoes the scale in
+    ``share`` is m / K, the public share of clients that take part in a round; ``learning_rate`` undoes the scale in
     which clients send the second half of their vector.
     """
 
     share: float
-    local_rate: float
-    rate: float = 1.0
+    learning_rate: float
+    server_learning_rate: float = 1.0
     needs_vectors: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise InvalidInput(f"the share of clients per round must lie in (0, 1], got {self.share}.")
-        check_positive("server rate", self.rate)
-        check_positive("local rate", self.local_rate)
+        check_positive("server learning rate", self.server_learning_rate)
+        check_positive("learning rate", self.learning_rate)
 
     def init(self, models: Tensor) -> tuple[Tensor, Tensor]:
         """The model, and a control variate of zero."""
@@ -91,7 +93,7 @@ class ScaffoldServer:
     def update(self, state: tuple[Tensor, Tensor], release: Release) -> tuple[Tensor, Tensor]:
         """Step both."""
         moved, gained = torch.split(release.mean, len(state[0]))
-        return state[0] + self.rate * moved, state[1] + self.share / self.local_rate * gained
+        return state[0] + self.server_learning_rate * moved, state[1] + self.share / self.learning_rate * gained
 
     def models(self, state: tuple[Tensor, Tensor]) -> Tensor:
         """The one model."""

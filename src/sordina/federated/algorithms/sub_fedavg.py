@@ -54,7 +54,7 @@ class SubNetwork:
         model, mask = everyone(sent["model"], cohort), 1 - state[PRUNED]
         end, _ = self.steps.run(self.objective, model, cohort, order, mask=mask)
         pruned = self._prune(end, state[PRUNED])
-        vectors = torch.cat([(1 - pruned) * (end - model), self.steps.rate * pruned], dim=1)
+        vectors = torch.cat([(1 - pruned) * (end - model), self.steps.learning_rate * pruned], dim=1)
         return ClientResult(vectors, sizes(cohort)), {PRUNED: pruned}
 
     def _prune(self, flat: Tensor, pruned: Tensor) -> Tensor:
@@ -86,16 +86,16 @@ class SubNetwork:
 class Intersection:
     """``theta_j <- theta_j + sum_k m_kj (theta_k - theta)_j / sum_k m_kj``: two means and their quotient.
 
-    ``local_rate`` is the unit in which clients tell what they pruned. A parameter that less than ``least`` of the
+    ``learning_rate`` is the unit in which clients tell what they pruned. A parameter that less than ``least`` of the
     clients have moves by less, and one that nobody has stays: a noised share near zero must not blow a step up.
     """
 
-    local_rate: float
+    learning_rate: float
     least: float = 0.05
     needs_vectors: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("local rate", self.local_rate)
+        check_positive("learning rate", self.learning_rate)
         check_positive("least share", self.least)
 
     def init(self, models: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Intersection:
     def update(self, state: Tensor, release: Release) -> Tensor:
         """Step along the quotient."""
         moved, pruned = torch.split(release.mean, len(state))
-        kept = 1 - pruned / self.local_rate
+        kept = 1 - pruned / self.learning_rate
         return state + moved / kept.clamp(min=self.least)
 
     def models(self, state: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ message, another round's
 malformed, not finite       refused; the peer uses its own message in that neighbour's place
 1e30                        refused beyond `largest`; within it, a hostile peer moves its neighbours by its weight
 a colluding majority        accounted for: `gossip.coalition_losses`. If peers refuse or replace messages the mean
-                            is off, and pairs keep the guarantee of the worst pair, which needs nobody's help
+                            is off, and pairs keep the guarantee of the worst pair, which holds without that
 ==========================  ===================================================================================
 """
 

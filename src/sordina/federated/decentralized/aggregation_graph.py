@@ -16,6 +16,11 @@ client remain, and the round is lost
 =========================================================  =====================================================
 
 H is hypergeometric. With all pairs (``degree = n - 1``) only the first and the last remain, without chance.
+
+**A server that lies** to some neighbours that a client dropped out, and to others that it did not, gets one share from
+each honest one and both from each of k colluding ones: never ``threshold`` of both secrets if ``2 threshold > degree +
+k``. Where drop-outs leave room for it, the threshold is at least that (`AggregationGraph.secrets_stay_apart`). That is
+not all a server that lies can do: see `secure_aggregation`.
 """
 
 from __future__ import annotations
@@ -44,12 +49,14 @@ class AggregationGraph:
         degree: Neighbours of each; ``clients - 1`` means all pairs.
         threshold: Shares that give a secret.
         failure: The most likely that security fails in one round.
+        secrets_stay_apart: Whether a server that tells neighbours different things cannot get both secrets of a client.
     """
 
     clients: int
     degree: int
     threshold: int
     failure: float
+    secrets_stay_apart: bool = False
 
     def neighbours(self, order: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """The neighbours of every client.
@@ -109,8 +116,13 @@ def _fitting(clients: int, colluding: int, gone: int, degree: int) -> Aggregatio
     allowed = np.flatnonzero((known <= SECURITY / 2) & (lost <= _SUCCESS))
     if not len(allowed):
         return None
-    threshold = int(thresholds[allowed[len(allowed) // 2]])
-    return AggregationGraph(clients, degree, threshold, float(parted + known[threshold - 1]))
+    # no honest client has more colluding neighbours, but with the probability that is counted
+    most = int(np.flatnonzero(known <= SECURITY / 2)[0])
+    firm = allowed[2 * thresholds[allowed] > degree + most]
+    middle = int(thresholds[allowed[len(allowed) // 2]])
+    threshold = max(middle, int(thresholds[firm[0]])) if len(firm) else middle
+    failure = parted + (SECURITY / 2 if len(firm) else known[threshold - 1])
+    return AggregationGraph(clients, degree, threshold, float(failure), bool(len(firm)))
 
 
 def _gap(clients: int, absent: int, length: int) -> float:
@@ -128,4 +140,6 @@ def _all_pairs(clients: int, colluding: int, gone: int) -> AggregationGraph:
             f"of {clients} clients {colluding} may collude and {gone} drop out: whoever helps to unmask could then be "
             "the colluding ones alone. Assume fewer of either, or ask more clients."
         )
-    return AggregationGraph(clients, clients - 1, (least + most) // 2, 0.0)
+    firm = (clients - 1 + colluding) // 2 + 1
+    threshold = max((least + most) // 2, firm) if firm <= most else (least + most) // 2
+    return AggregationGraph(clients, clients - 1, threshold, 0.0, firm <= most)

@@ -22,10 +22,11 @@ knows its own noise, which protects nobody but still disturbs the mean. So with 
 squared error is ``1/h`` times ``mu^2 n_H s_eta^2 / S^2`` times a fully trusted curator's.
 
 **In process** the clients of a round are one computation and the pairwise noises, which cancel, are not drawn: the sum
-is the same to the last bit. `gopa_party` has the protocol with keys, commitments and repair.
+is the same to the last bit. On Flower (`flower.gopa_round`) clients agree on keys and send what the formula says;
+`gopa_party` has the protocol, with commitments and repair.
 
-**Drop-outs.** At most the planned share may drop out after the keys were agreed; the neighbours of those reveal the
-pair's keys, so the account leaves these edges out. If more drop out, nothing is revealed and the round is given up.
+**Drop-outs.** At most the planned share may drop out of a round; the account leaves the edges to so many honest clients
+out. If more drop out, nothing can be read and the round is given up.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sordina.accounting import Event, Repeated, accountant, linear_gaussian, noise_multiplier
+from sordina.accounting import ApproximateDP, Composed, Event, Repeated, accountant, linear_gaussian, noise_multiplier
 from sordina.accounting.events import Gaussian
 from sordina.errors import InvalidInput
 from sordina.federated.algorithms.algorithm import ClientWork
 from sordina.federated.decentralized.graphs import CommunicationGraph, k_out
 from sordina.federated.decentralized.lattice import drawn, effective, step_for, whole_steps
-from sordina.federated.decentralized.pairwise_noise import party_losses
+from sordina.federated.decentralized.pairwise_noise import account_failure, party_losses
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.objective import Objective
-from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.population import ClientSelection
 from sordina.federated.privacy.accounts import Leakage, exact
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement, check_in_turn
 from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 from sordina.random import add_gaussian
 
@@ -75,6 +76,7 @@ class GopaNoise:
         delta: The delta of the guarantee.
         participations: In how many rounds a client takes part at most.
         coalitions: How many coalitions were drawn.
+        failure: The chance that the account of this graph is wrong (`pairwise_noise.account_failure`).
     """
 
     graph: CommunicationGraph
@@ -87,6 +89,7 @@ class GopaNoise:
     delta: float
     participations: int
     coalitions: int = 1
+    failure: float = 0.0
     vectors_released: bool = False
     hides_failures: bool = True
 
@@ -137,19 +140,20 @@ class GopaNoise:
             raise InvalidInput(f"no client may have more than {MOST_NEIGHBOURS} neighbours: choose fewer.")
         honest, lost = math.floor(honest_share * clients), math.floor(dropout * clients)
         losses = worst_losses(graph, honest, lost, pairwise, coalitions, rng)
-        rate = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), budget, _ADJACENCY)
+        failure = coalitions * account_failure(honest - lost)
+        left = Budget(budget.epsilon, budget.delta - failure)
+        rate = noise_multiplier(lambda x: Repeated(Gaussian(x), participations), left, _ADJACENCY)
         wanted = threshold * math.sqrt(float(losses.max())) * rate * (1 + 1e-12)
-        independent = drawn(wanted)
+        independent = drawn(_short(wanted))
         counted = effective(independent)
         return cls(
-            graph, threshold, independent, drawn(pairwise * counted), losses / counted**2 * (1 + 1e-12), honest,
-            clients - lost, budget.delta, participations, coalitions,
+            graph, threshold, independent, drawn(_short(pairwise * counted)), losses / counted**2 * (1 + 1e-12), honest,
+            clients - lost, budget.delta, participations, coalitions, failure,
         )  # fmt: skip
 
     def check(self, selection: ClientSelection, rounds: int) -> None:
         """Every client takes part equally often, as many each time as the graph has."""
-        if not isinstance(selection, ClientsInTurn) or selection.batch != self.graph.parties:
-            raise InvalidInput(f"GOPA's graph has {self.graph.parties} clients: select so many with InTurn.")
+        check_in_turn(selection, self.graph.parties, "gopa")
 
     def start(self, size: int) -> None:
         """Nothing to remember."""
@@ -174,8 +178,8 @@ class GopaNoise:
         return step_for(self.independent)
 
     def leakage(self, size: int) -> Leakage:
-        """``(2 mu)^2``: a client that is *replaced* moves twice as far as one that is absent."""
-        return Leakage(gaussian=4 * exact(self.mu) ** 2)
+        """``(2 mu)^2``: a client that is *replaced* moves twice as far as one that is absent; and the failure."""
+        return Leakage(gaussian=4 * exact(self.mu) ** 2, failure=exact(self.failure))
 
     def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """At the clients: clip, add independent noise, round to the grid; pairwise noises cancel in the sum."""
@@ -185,11 +189,11 @@ class GopaNoise:
         add_gaussian(values, self.independent, rng)
         return ClientUpdate((torch.from_numpy(whole_steps(values, self.step).sum(axis=0)),))
 
-    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, update: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """At the server: the mean over those that remained, or nothing where too few did."""
-        if not parcel.sums or parcel.answered < self.least:
+        if not update.sums or update.answered < self.least:
             return None, None
-        return Release((parcel.sums[0].double() * (self.step / parcel.answered)).float()), None
+        return Release((update.sums[0].double() * (self.step / update.answered)).float()), None
 
     def event(self) -> Event:
         """What one round costs the least protected honest client."""
@@ -197,7 +201,9 @@ class GopaNoise:
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """What every honest client is guaranteed."""
-        event = Repeated(self.event(), facts.participations)
+        event: Event = Repeated(self.event(), facts.participations)
+        if self.failure:
+            event = Composed((event, ApproximateDP(0.0, self.failure)))
         epsilon = accountant("pld").epsilon(event, self.delta, _ADJACENCY)
         clients = self.graph.parties
         words = (
@@ -225,6 +231,12 @@ class GopaNoise:
         return float(self.losses.max()) * self.honest * effective(self.independent) ** 2
 
 
+def _short(value: float) -> float:
+    """Rounded up to 24 bits: whoever computes it on another machine finds the same, but for a chance of 1e-5."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(math.ceil(math.ldexp(mantissa, 24)), exponent - 24)
+
+
 def worst_losses(
     graph: CommunicationGraph, honest: int, lost: int, pairwise: float, coalitions: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
@@ -242,7 +254,7 @@ def worst_losses(
     for _ in range(coalitions):
         kept = np.zeros(graph.parties, dtype=np.bool_)
         kept[rng.permutation(graph.parties)[: honest - lost]] = True
-        losses = party_losses(graph, kept, 1.0, pairwise)
+        losses = party_losses(graph, kept, 1.0, pairwise, rng)
         if losses.max() > worst.max(initial=0.0):
             worst = losses
     return worst
@@ -275,6 +287,8 @@ class GOPA:
         dropout: The largest share of the clients of a round that may drop out of it; with more, it is given up.
         pairwise: The noise that a pair shares over the noise of a single client.
         coalitions: How many coalitions are drawn to find the worst.
+        graph_seed: Draws the graph, which is public, and the coalitions: a run that is kept draws it once and keeps it,
+            so that it can be resumed. Left out, the run's seed does, or else the operating system.
     """
 
     budget: Budget
@@ -284,6 +298,7 @@ class GOPA:
     dropout: float = 0.0
     pairwise: float = PAIRWISE
     coalitions: int = 3
+    graph_seed: int | None = None
 
     @property
     def name(self) -> str:
@@ -308,7 +323,6 @@ class GOPA:
             dropout=self.dropout,
             pairwise=self.pairwise,
             coalitions=self.coalitions,
-            rng=np.random.default_rng(facts.seed),
+            rng=np.random.default_rng(facts.seed if self.graph_seed is None else self.graph_seed),
         )
-        selection = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
-        return Placed(work, placement, selection, Fraction(placement.participations))
+        return Placed.in_turn(work, placement, facts)

@@ -22,12 +22,19 @@ a number of 1e30                                       named: every number of an
 a message within that range that is wrong              the sum is off by at most `largest` in each place; only an
                                                        opening to an auditor (`check_opening`) shows who it was
 another value than the last time                       named if both commitments are opened, or if the value was
-                                                       promised to stay (`same_value`)
+                                                       promised to stay (``before``)
 a lie about a pair's key in the repair                 named
-a server that calls a party dropped out which is not   not excluded: with the party's message *and* the pairs' keys it
-                                                       has ``value + eta``, local privacy. Secure aggregation excludes
-                                                       it (self-masks and shares), GOPA needs a server that does not
-                                                       lie about that
+a second agreement, a second choice of partners        refused by every party: a `GopaParty` serves one round, its
+                                                       steps come in order and once. Two messages under the same
+                                                       pairwise noises, one with a partner more, would differ by that
+                                                       pair's noise
+more neighbours said to be gone than may drop out      refused by every party
+a server that calls a party dropped out which is not   not excluded where neighbours repair: with the party's message
+                                                       *and* the pairs' keys it has ``value + eta``, local privacy, and
+                                                       so it has with a message that comes late. Secure aggregation
+                                                       excludes it (self-masks and shares). With ``allowed = 0`` nothing
+                                                       is ever revealed; on Flower (`flower.gopa_round`) nothing is
+                                                       either: who is missing is known before messages are made
 a majority that colludes                               accounted for, as long as it was not chosen after the graph
 =====================================================  ==============================================================
 
@@ -38,8 +45,10 @@ zero-knowledge proofs of the paper, which need no such auditor, are not built.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import secrets
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +56,7 @@ from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput, SordinaError
 from sordina.federated.decentralized.gopa import clipped
-from sordina.federated.decentralized.key_agreement import KeyPair, shared_key
+from sordina.federated.decentralized.key_agreement import KEY_BYTES, KeyPair, shared_key
 from sordina.federated.decentralized.lattice import add_fine_gaussian, keyed_generator, step_for, whole_steps
 from sordina.random import add_gaussian
 
@@ -91,33 +100,15 @@ class GopaTerms:
         return step_for(self.independent)
 
     def context(self, one: int, other: int) -> bytes:
-        """What a pair's key is for."""
+        """What a pair's key is for: this round of this run, with these noises."""
         low, high = sorted((one, other))
-        return b"|".join([self.run, b"pair", *(str(part).encode() for part in (self.number, low, high))])
+        facts = (self.number, self.size, self.threshold.hex(), self.independent.hex(), self.pairwise.hex(), low, high)
+        return b"|".join([self.run, b"pair", *(str(part).encode() for part in facts)])
 
     def largest(self, neighbours: int) -> int:
         """No number of an honest message is larger, in steps."""
         spread = math.sqrt(self.independent**2 + 1.01 * neighbours * self.pairwise**2)
         return math.ceil((self.threshold + _TAIL * spread) / self.step)
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a party posts before it sends: hashes that bind it."""
-
-    value: bytes
-    noise: bytes
-    message: bytes
-
-
-@dataclass(frozen=True, repr=False)
-class Opening:
-    """Everything behind a party's message, for an auditor."""
-
-    salt: bytes
-    value: NDArray[np.float64]
-    noise_key: bytes
-    pair_keys: dict[int, bytes]
 
 
 def commitment(*parts: bytes) -> bytes:
@@ -140,15 +131,6 @@ def pair_noise(terms: GopaTerms, key: bytes) -> Message:
     return whole_steps(values, terms.step)
 
 
-def _message(terms: GopaTerms, party: int, opening: Opening) -> Message:
-    values = clipped(opening.value[None], terms.threshold)[0]
-    add_gaussian(values, terms.independent, keyed_generator(opening.noise_key))
-    total = whole_steps(values, terms.step)
-    for other, key in opening.pair_keys.items():
-        total += pair_noise(terms, key) * (1 if party < other else -1)
-    return total
-
-
 def message_commitment(party: int, message: Message, blind: bytes) -> bytes:
     """What binds a party to its message, and says nothing about it to whoever has not got the blind.
 
@@ -160,86 +142,183 @@ def message_commitment(party: int, message: Message, blind: bytes) -> bytes:
     return commitment(b"message", str(party).encode(), blind, message.astype("<i8").tobytes())
 
 
-def _blind(opening: Opening) -> bytes:
-    return commitment(b"blind", opening.noise_key)
-
-
-def _promise(party: int, opening: Opening, message: Message) -> Promise:
-    salt, name = opening.salt, str(party).encode()
-    return Promise(
-        commitment(b"value", name, salt, opening.value.tobytes()),
-        commitment(b"noise", name, salt, opening.noise_key),
-        message_commitment(party, message, _blind(opening)),
-    )
-
-
-class GopaParty:
-    """One honest party; its secrets never leave it but by `reveal` and `open_to_auditor`.
+@dataclass(frozen=True, repr=False)
+class CommittedValue:
+    """A party's value and the key of its own noise, both of which it can later show to an auditor.
 
     Args:
-        number: By which it is known.
-        value: Its private vector.
-        salt: Of its commitments; kept from round to round if its value stays the same.
+        value: The private vector.
+        salt: Of the commitments; kept from round to round if the value stays the same.
+        noise_key: Of the independent noise, for one round.
     """
 
-    def __init__(self, number: int, value: NDArray[np.float64], salt: bytes | None = None) -> None:
-        self.number = number
-        self.keys = KeyPair.fresh()
-        self._value = np.asarray(value, dtype=np.float64).copy()
-        self._salt = secrets.token_bytes(32) if salt is None else salt
-        self._opening: Opening | None = None
-        self._revealed: set[int] = set()
+    value: NDArray[np.float64]
+    salt: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
+    noise_key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
 
-    def agree(self, terms: GopaTerms, publics: dict[int, bytes]) -> dict[int, bytes]:
+    def noised(self, terms: GopaTerms) -> Message:
+        """Clipped, with the independent noise, in steps of the grid.
+
+        Args:
+            terms: The round.
+        """
+        values = clipped(self.value[None], terms.threshold)[0]
+        add_gaussian(values, terms.independent, keyed_generator(self.noise_key))
+        return whole_steps(values, terms.step)
+
+    def promise(self, party: int, message: bytes) -> Promise:
+        """All commitments of a round.
+
+        Args:
+            party: Whose they are.
+            message: The commitment to the message.
+        """
+        name = str(party).encode()
+        return Promise(
+            commitment(b"value", name, self.salt, np.asarray(self.value, dtype=np.float64).tobytes()),
+            commitment(b"noise", name, self.salt, self.noise_key),
+            message,
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a party posts before it sends: hashes that bind it."""
+
+    value: bytes
+    noise: bytes
+    message: bytes
+
+
+@dataclass(repr=False)
+class GopaParty:
+    """One honest party's side of one round: its methods are the steps, in order, each once.
+
+    Args:
+        number: By which it is known: its place in the graph.
+        terms: The round.
+        noised: Its clipped value with its independent noise, in steps of the grid.
+        neighbours: With whom it shares noise, by its own copy of the graph.
+        allowed: How many of these may be missing or drop out in all.
+    """
+
+    number: int
+    terms: GopaTerms
+    noised: Message
+    neighbours: tuple[int, ...]
+    allowed: int = 0
+    keys: KeyPair = field(default_factory=KeyPair.fresh)
+    blind: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
+    pair_keys: dict[int, bytes] = field(default_factory=dict)
+    partners: tuple[int, ...] = ()
+    """The neighbours whose noise is in the message."""
+    done: int = 0
+    """How many steps were taken."""
+
+    def advertise(self) -> bytes:
+        """The public key."""
+        self._step(0)
+        return self.keys.public
+
+    def agree(self, publics: Mapping[int, bytes]) -> dict[int, bytes]:
         """Derive the keys of this round's pairs; returns the hash of each, to post.
 
         Args:
-            terms: The round.
-            publics: The neighbours' public keys.
+            publics: The public keys of the neighbours that are there.
         """
-        pairs = {
-            other: shared_key(self.keys, public, terms.context(self.number, other))
+        self._step(1)
+        self._check(publics, self.neighbours)
+        if len({*publics.values(), self.keys.public}) <= len(publics):
+            raise InvalidInput(f"party {self.number} was shown one key twice: it agrees with nobody.")
+        self.pair_keys = {
+            other: shared_key(self.keys, public, self.terms.context(self.number, other))
             for other, public in publics.items()
-            if other != self.number
         }
-        self._opening = Opening(self._salt, self._value, secrets.token_bytes(32), pairs)
-        return {other: commitment(b"pair", key) for other, key in pairs.items()}
+        return {other: commitment(b"pair", key) for other, key in self.pair_keys.items()}
 
-    def send(self, terms: GopaTerms) -> tuple[Promise, Message, bytes]:
-        """The commitments to post; the message and its blind, to open once everybody has posted theirs.
-
-        Args:
-            terms: The round.
-        """
-        opening = self._opened()
-        message = _message(terms, self.number, opening)
-        return _promise(self.number, opening, message), message, _blind(opening)
-
-    def reveal(self, dropped: int, allowed: int) -> bytes:
-        """The key of the pair with a party that dropped out.
+    def settle(self, partners: Collection[int]) -> bytes:
+        """Fix with whom noise is shared, hence the message; returns the commitment to it.
 
         Args:
-            dropped: Its number.
-            allowed: How many neighbours may drop out of this round at most.
+            partners: The neighbours that are still there.
         """
-        opening = self._opened()
-        if dropped not in opening.pair_keys:
-            raise InvalidInput(f"party {self.number} shares no noise with {dropped}.")
-        if len(self._revealed | {dropped}) > allowed:
+        self._step(2)
+        self._check(partners, self.pair_keys)
+        self.partners = tuple(partners)
+        return message_commitment(self.number, self._message(), self.blind)
+
+    def send(self) -> tuple[Message, bytes]:
+        """The message and its blind, once everybody has posted commitments."""
+        self._step(3)
+        return self._message(), self.blind
+
+    def reveal(self, dropped: Collection[int]) -> dict[int, bytes]:
+        """The keys of the pairs with parties that dropped out.
+
+        Args:
+            dropped: Their numbers.
+        """
+        self._step(4)
+        gone = set(dropped)
+        if not gone <= set(self.partners):
+            raise InvalidInput(f"party {self.number} shares no noise with a party that is said to have dropped out.")
+        if len(self.neighbours) - len(self.partners) + len(gone) > self.allowed:
             raise InvalidInput(
-                f"more than {allowed} neighbours of party {self.number} dropped out: nothing is revealed."
+                f"more than {self.allowed} neighbours of party {self.number} dropped out: nothing is revealed."
             )
-        self._revealed.add(dropped)
-        return opening.pair_keys[dropped]
+        return {other: self.pair_keys[other] for other in gone}
 
-    def open_to_auditor(self) -> Opening:
-        """Everything behind the last message; shows the value to whoever gets it."""
-        return self._opened()
+    def to_bytes(self) -> bytes:
+        """What this party must remember until the next step: a secret."""
+        pairs = {str(other): key.hex() for other, key in self.pair_keys.items()}
+        own = [self.keys.private.hex(), self.blind.hex()]
+        return json.dumps({"own": own, "pairs": pairs, "partners": self.partners, "done": self.done}).encode()
 
-    def _opened(self) -> Opening:
-        if self._opening is None:
-            raise InvalidInput(f"party {self.number} has agreed on no keys in this round.")
-        return self._opening
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, number: int, terms: GopaTerms, noised: Message, neighbours: tuple[int, ...], allowed: int
+    ) -> GopaParty:
+        """The party that `to_bytes` wrote down; the rest as in the constructor.
+
+        Args:
+            data: What was written.
+            number: See above.
+            terms: See above.
+            noised: See above.
+            neighbours: See above.
+            allowed: See above.
+        """
+        facts = json.loads(data)
+        private, blind = (bytes.fromhex(one) for one in facts["own"])
+        pairs = {int(other): bytes.fromhex(key) for other, key in facts["pairs"].items()}
+        return cls(
+            number, terms, noised, neighbours, allowed, KeyPair.of(private), blind, pairs, tuple(facts["partners"]),
+            facts["done"],
+        )  # fmt: skip
+
+    def _message(self) -> Message:
+        return _with_pairs(self.terms, self.number, self.noised, {one: self.pair_keys[one] for one in self.partners})
+
+    def _step(self, number: int) -> None:
+        if self.done != number:
+            raise InvalidInput(f"step {number + 1} of a round comes after step {number}, and once.")
+        self.done += 1
+
+    def _check(self, told: Collection[int], among: Collection[int]) -> None:
+        """Refuse parties that are no neighbours, and a graph with more holes than the account allows for."""
+        if not set(told) <= set(among) or len(set(told)) < len(told):
+            raise InvalidInput(f"party {self.number} was named partners that are not its neighbours in this round.")
+        if not told or len(self.neighbours) - len(told) > self.allowed:
+            raise InvalidInput(
+                f"more than {self.allowed} neighbours of party {self.number} are missing: nothing is sent."
+            )
+
+
+def _with_pairs(terms: GopaTerms, party: int, noised: Message, pair_keys: Mapping[int, bytes]) -> Message:
+    total = noised.copy()
+    for other, key in pair_keys.items():
+        total += pair_noise(terms, key) * (1 if party < other else -1)
+    return total
 
 
 @dataclass
@@ -252,18 +331,26 @@ class GopaBoard:
     messages: dict[int, Message] = field(default_factory=dict)
     repaired: dict[int, dict[int, Message]] = field(default_factory=dict)
 
-    def post_tags(self, party: int, tags: dict[int, bytes]) -> None:
+    def post_tags(self, party: int, tags: Mapping[int, bytes]) -> None:
         """Step 1."""
+        if party in self.tags:
+            raise Cheated((party,), "posted its pairs a second time.")
         self.tags[party] = dict(tags)
+
+    def disagreeing(self) -> list[tuple[int, int]]:
+        """The pairs whose two ends do not agree, or of which one is missing."""
+        found = {
+            (min(party, other), max(party, other))
+            for party, tags in self.tags.items()
+            for other, tag in tags.items()
+            if self.tags.get(other, {}).get(party) != tag
+        }
+        return sorted(found)
 
     def check_pairs(self) -> None:
         """Name the first pair whose two ends do not agree."""
-        for party, tags in self.tags.items():
-            for other, tag in tags.items():
-                if self.tags.get(other, {}).get(party) != tag:
-                    raise Cheated(
-                        (min(party, other), max(party, other)), "the two posted different keys for their pair."
-                    )
+        for pair in self.disagreeing():
+            raise Cheated(pair, "the two posted different keys for their pair.")
 
     def post_promise(self, party: int, promise: Promise, *, before: Promise | None = None) -> None:
         """Step 2; ``before`` is the promise of an earlier round with the same value, if the value must stay."""
@@ -276,19 +363,30 @@ class GopaBoard:
     def post_message(self, party: int, message: Message, blind: bytes) -> None:
         """Step 3."""
         promise = self.promises.get(party)
-        if promise is None or party in self.messages:
-            raise Cheated((party,), "sent a message without a commitment, or a second one.")
+        if promise is None:
+            raise Cheated((party,), "sent a message without a commitment.")
+        self.check_form(party, message)
+        if message_commitment(party, message, blind) != promise.message:
+            raise Cheated((party,), "opened another message than it committed to.")
+        self.take(party, message)
+
+    def check_form(self, party: int, message: Message) -> None:
+        """Name whoever sends something that is no message, or a second one."""
+        if party in self.messages:
+            raise Cheated((party,), "sent a second message.")
         if party in self.repaired:
             raise Cheated((party,), "came back after its noises were repaired.")
         if not isinstance(message, np.ndarray) or message.dtype != np.int64 or message.shape != (self.terms.size,):
             raise Cheated((party,), f"sent no {self.terms.size} integers of 64 bits.")
-        if message_commitment(party, message, blind) != promise.message:
-            raise Cheated((party,), "opened another message than it committed to.")
+
+    def take(self, party: int, message: Message) -> None:
+        """A message without a commitment, where nobody who sends has seen another one's."""
+        self.check_form(party, message)
         if int(np.abs(message // 2).max(initial=0)) > self.terms.largest(len(self.tags[party])) // 2:
             raise Cheated((party,), "sent numbers that no honest party reaches.")
         self.messages[party] = message
 
-    def repair(self, dropped: int, revealed: dict[int, bytes]) -> None:
+    def repair(self, dropped: int, revealed: Mapping[int, bytes]) -> None:
         """Step 4: take the noises of pairs with ``dropped`` out of its neighbours' messages."""
         if dropped in self.messages:
             raise InvalidInput(f"party {dropped} did not drop out: its message arrived, and nothing may be revealed.")
@@ -313,22 +411,23 @@ class GopaBoard:
         return total
 
 
-def check_opening(board: GopaBoard, party: int, opening: Opening) -> None:
+def check_opening(board: GopaBoard, party: int, shown: CommittedValue, pair_keys: Mapping[int, bytes]) -> None:
     """An auditor's check: the message is what value, noise and pairs make of it, and all were committed to.
 
     Args:
         board: The round.
         party: Whose message it is.
-        opening: What the party showed.
+        shown: The value and the key of its noise, as the party showed them.
+        pair_keys: The keys of the pairs whose noise is in the message.
 
     Raises:
         Cheated: It is not.
     """
     promise, message = board.promises[party], board.messages[party]
-    again = _promise(party, opening, message)
+    again = shown.promise(party, promise.message)
     if again.value != promise.value or again.noise != promise.noise:
         raise Cheated((party,), "opened another value or noise than it committed to.")
-    if {other: commitment(b"pair", key) for other, key in opening.pair_keys.items()} != board.tags[party]:
+    if {other: commitment(b"pair", key) for other, key in pair_keys.items()} != board.tags[party]:
         raise Cheated((party,), "opened other pairs than it posted.")
-    if not np.array_equal(_message(board.terms, party, opening), message):
+    if not np.array_equal(_with_pairs(board.terms, party, shown.noised(board.terms), pair_keys), message):
         raise Cheated((party,), "sent a message that its value and noises do not make.")

@@ -41,7 +41,25 @@ _STEPS = 600
 _MISSED = 60 * math.log(2)
 
 
-def party_losses(graph: CommunicationGraph, honest: NDArray[np.bool_], independent: float, pairwise: float) -> Doubles:
+def account_failure(parties: int) -> float:
+    """The chance that `party_losses` of so many honest parties is wrong: that of its eigenvalues, one for each part.
+
+    Args:
+        parties: How many honest parties there are.
+
+    >>> account_failure(1000), account_failure(7000) < 1e-16
+    (0.0, True)
+    """
+    return parties // _SMALL * 2.0**-60 if parties > _SMALL else 0.0
+
+
+def party_losses(
+    graph: CommunicationGraph,
+    honest: NDArray[np.bool_],
+    independent: float,
+    pairwise: float,
+    rng: np.random.Generator | None = None,
+) -> Doubles:
     """mu^2 at sensitivity 1 of every honest party against all the others together, rounded up.
 
     Args:
@@ -49,6 +67,7 @@ def party_losses(graph: CommunicationGraph, honest: NDArray[np.bool_], independe
         honest: Which parties do not belong to the coalition.
         independent: s_eta, as an account may count it.
         pairwise: s_Delta, likewise.
+        rng: Starts Lanczos' method, so that two who compute the same account find the same.
 
     Raises:
         Unsupported: An honest party has no honest neighbour.
@@ -69,18 +88,18 @@ def party_losses(graph: CommunicationGraph, honest: NDArray[np.bool_], independe
     losses = np.empty(inner.parties)
     for part in range(int(parts)):
         places = np.flatnonzero(label == part)
-        losses[places] = _part_losses(adjacency[places][:, places], independent**2, pairwise**2)
+        losses[places] = _part_losses(adjacency[places][:, places], independent**2, pairwise**2, rng)
     return losses
 
 
-def _part_losses(adjacency: Any, independent: float, pairwise: float) -> Doubles:
+def _part_losses(adjacency: Any, independent: float, pairwise: float, rng: np.random.Generator | None) -> Doubles:
     size = adjacency.shape[0]
     degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     laplacian = sparse.diags_array(degrees) - adjacency
     covariance: Any = sparse.csr_array(pairwise * laplacian + independent * sparse.eye_array(size))
     if size <= _SMALL:
         return linear_gaussian.squared_losses(np.eye(size), covariance=covariance.toarray())
-    floor = independent + pairwise * second_eigenvalue(sparse.csr_array(laplacian), degrees)
+    floor = independent + pairwise * second_eigenvalue(sparse.csr_array(laplacian), degrees, rng)
     losses = _one_step(degrees, independent, pairwise, floor)
     order = np.argsort(-losses)
     largest = 0.0
@@ -113,7 +132,7 @@ def _one_step(degrees: Doubles, independent: float, pairwise: float, floor: floa
     return bound
 
 
-def second_eigenvalue(laplacian: Any, degrees: Doubles) -> float:
+def second_eigenvalue(laplacian: Any, degrees: Doubles, rng: np.random.Generator | None = None) -> float:
     """A lower bound of the least eigenvalue of a connected graph's Laplacian besides 0; wrong with chance 2^-60.
 
     Lanczos' method, k steps from a random start, on ``c I - L >= 0`` orthogonally to the constant vector: the largest
@@ -122,12 +141,13 @@ def second_eigenvalue(laplacian: Any, degrees: Doubles) -> float:
     Args:
         laplacian: L, sparse.
         degrees: Its diagonal.
+        rng: Draws the start.
     """
     size = len(degrees)
     top = 2 * float(degrees.max())
     steps = min(_STEPS, size - 1)
     share = ((math.log(1.648 * math.sqrt(size)) + _MISSED) / (2 * steps - 1)) ** 2
-    rng = np.random.default_rng()
+    rng = np.random.default_rng() if rng is None else rng
     vector = rng.standard_normal(size)
     vector -= vector.mean()
     vector /= np.linalg.norm(vector)

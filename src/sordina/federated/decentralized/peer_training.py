@@ -20,7 +20,7 @@ The unit is a party, its neighbours in the sense of privacy are itself without a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -186,14 +186,15 @@ class PeerPlan:
     parties: int
 
 
-def plan_peers(settings: PeerSettings, parties: int) -> PeerPlan:
+def plan_peers(settings: PeerSettings, parties: int, graph_seed: int | None = None) -> PeerPlan:
     """Draw the graph and find the noise that the budget asks for.
 
     Args:
         settings: What is wanted.
         parties: How many parties there are.
+        graph_seed: Draws the graph, which is public; the run's seed does if left out.
     """
-    rng = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(settings.seed if graph_seed is None else graph_seed)
     if settings.topology == "walk":
         return _plan_walk(settings, parties)
     graph = named(settings.graph, parties, rng)
@@ -302,6 +303,25 @@ def _remark(delta: float, parties: int) -> str:
     return "" if warning is None else f" {warning}"
 
 
+@dataclass(frozen=True)
+class PeerState:
+    """Where a run stands between two rounds: what whoever is accounted for has seen.
+
+    Args:
+        number: The next round.
+        models: The common model; of decor, one row for each party. None before the first round.
+        scores: The validations so far.
+        judge: Draws the held-out parties to look at.
+        rng: Draws the noise.
+    """
+
+    number: int
+    models: Tensor | None
+    scores: list[Score]
+    judge: np.random.Generator
+    rng: np.random.Generator
+
+
 def train_peers(
     ready: PeerPlan,
     problem: FederatedProblem,
@@ -309,6 +329,8 @@ def train_peers(
     initial: Tensor | None = None,
     claim: Callable[[int], None] | None = None,
     observe: Callable[[int, Score | None], None] | None = None,
+    resumed: Callable[[PeerState], PeerState] | None = None,
+    keep: Callable[[PeerState], None] | None = None,
 ) -> PeerResult:
     """Train, all parties in one process.
 
@@ -318,33 +340,43 @@ def train_peers(
         initial: The first model, flat; the problem's own if left out.
         claim: Told of every round before anything of it is drawn.
         observe: Told of every round and its validation.
+        resumed: Says where to go on, given where a new run begins.
+        keep: Keeps where the run stands, after every round; not of a walk, whose token nobody may look at on its way.
     """
     settings = ready.settings
     if len(problem.train) != ready.parties:
         raise InvalidInput(f"the plan is for {ready.parties} parties, the data have {len(problem.train)}.")
     rng = generator(settings.seed)
     model = (problem.initial(1, rng)[0] if initial is None else initial).double()
-    validation, judge = problem.validation(), np.random.default_rng(0)
-    scores: list[Score] = []
-
-    def seen(number: int, now: Tensor) -> None:
-        unseen = settings.topology == "walk"  # its account covers visits and the end, no look in between
-        score = None if validation is None or unseen else validation.score(now[None].float(), judge)
-        if score is not None:
+    now = PeerState(0, None, [], np.random.default_rng(0), rng)
+    if resumed is not None:
+        now = resumed(now)
+    walks = settings.topology == "walk"
+    validation, scores = problem.validation(), now.scores
+    steps = {"gossip": _gossip_steps, "decor": _decor_steps, "walk": _walk_steps}[settings.topology]
+    state = model if now.models is None else now.models
+    moves = steps(ready, problem, state, rng, claim, now.number)
+    for number, state in enumerate(moves, start=now.number):
+        score = None
+        if validation is not None and not walks:  # a walk's account covers visits and the end, no look in between
+            score = validation.score(_shown(state)[None].float(), now.judge)
             scores.append(score)
         if observe is not None:
             observe(number, score)
-
-    steps = {"gossip": _gossip_steps, "decor": _decor_steps, "walk": _walk_steps}[settings.topology]
-    for number, now in enumerate(steps(ready, problem, model, rng, claim)):
-        seen(number, now)
-        model = now
-    if settings.topology == "walk" and validation is not None:
-        scores.append(validation.score(model[None].float(), judge))
+        if keep is not None and not walks:
+            keep(PeerState(number + 1, state, scores, now.judge, rng))
+    model = _shown(state)
+    if walks and validation is not None:
+        scores.append(validation.score(model[None].float(), now.judge))
     errors = []
     if isinstance(ready.plan, GossipPlan) and ready.parties <= 2000:
         errors = [ready.plan.error(k) for k in range(ready.plan.rounds + 1)]
     return PeerResult(settings, model.float(), ready.account, scores, errors, ready.graph, releasable(rng))
+
+
+def _shown(state: Tensor) -> Tensor:
+    """The model of a state: the common one, or the mean over parties."""
+    return state if state.ndim == 1 else state.mean(dim=0)
 
 
 def _gradients(problem: FederatedProblem, models: Tensor, population: Population) -> Doubles:
@@ -364,11 +396,11 @@ Claim = Callable[[int], None] | None
 
 
 def _gossip_steps(
-    ready: PeerPlan, problem: FederatedProblem, model: Tensor, rng: np.random.Generator, claim: Claim
-) -> Any:
+    ready: PeerPlan, problem: FederatedProblem, model: Tensor, rng: np.random.Generator, claim: Claim, first: int
+) -> Iterator[Tensor]:
     settings, plan = ready.settings, ready.plan
     assert isinstance(plan, GossipPlan)
-    for number in range(settings.rounds):
+    for number in range(first, settings.rounds):
         if claim is not None:
             claim(number)
         values = clipped(_gradients(problem, model[None], problem.train), settings.threshold)
@@ -380,15 +412,15 @@ def _gossip_steps(
 
 
 def _decor_steps(
-    ready: PeerPlan, problem: FederatedProblem, model: Tensor, rng: np.random.Generator, claim: Claim
-) -> Any:
+    ready: PeerPlan, problem: FederatedProblem, model: Tensor, rng: np.random.Generator, claim: Claim, first: int
+) -> Iterator[Tensor]:
     settings, graph, noise = ready.settings, ready.graph, ready.plan
     assert isinstance(noise, float)
     scale = settings.threshold * settings.learning_rate
     own, shared = noise * scale, drawn(settings.pairwise * effective(noise)) * scale
     step, weights = step_for(own), graph.gossip_weights()
-    models = model.expand(graph.parties, -1).clone()
-    for number in range(settings.rounds):
+    models = model.clone() if model.ndim == 2 else model.expand(graph.parties, -1).clone()
+    for number in range(first, settings.rounds):
         if claim is not None:
             claim(number)
         moved = clipped(_gradients(problem, models, problem.train), settings.threshold)
@@ -399,18 +431,18 @@ def _decor_steps(
         np.add.at(messages, graph.edges[:, 0], pairs)
         np.subtract.at(messages, graph.edges[:, 1], pairs)
         models = torch.from_numpy(weights @ messages)
-        yield models.mean(dim=0)
+        yield models
 
 
 def _walk_steps(
-    ready: PeerPlan, problem: FederatedProblem, model: Tensor, rng: np.random.Generator, claim: Claim
-) -> Any:
+    ready: PeerPlan, problem: FederatedProblem, model: Tensor, rng: np.random.Generator, claim: Claim, first: int
+) -> Iterator[Tensor]:
     settings, plan = ready.settings, ready.plan
     assert isinstance(plan, WalkPlan)
     people, bound = _walkable(problem, settings)
     sigma = plan.noise_multiplier * bound * settings.learning_rate
     made = np.zeros(plan.parties, dtype=np.int64)
-    for number in range(settings.rounds):
+    for number in range(first, settings.rounds):
         if claim is not None:
             claim(number)
         path = np.arange(plan.parties) if plan.ring else rng.integers(plan.parties, size=plan.parties)

@@ -24,12 +24,19 @@ all seeds are told; what then still hides x_i is the masks shared with honest ne
 connected honest clients is all that is told (`aggregation_graph` keeps them connected).
 
 **What is not.** A server that lies about who dropped out could ask some neighbours for one secret and some for the
-other; a client answers `unmask` once a round, which stops it only if ``threshold`` exceeds half of the honest
-neighbours plus the colluding ones; and keys are not certified here: against a server that invents clients nothing is
-promised. A client that masks garbage spoils the sum: its numbers are bounded by the modulus alone, as nobody sees
-them. One wrong share is found by digest or by public key, and whoever revealed it is named; the client whose secret it
-is may have given it out wrong, which nobody can tell apart. Two of them, or one client that writes letters nobody can
-read, end the round. A round that ends while it is unmasked may be known to whoever tries the shares again.
+other. A client answers `unmask` once a round and never with both, so that no client's two secrets come together if
+``threshold`` is large enough (`AggregationGraph.secrets_stay_apart` says whether it is). By naming drop-outs that are
+none to different clients it could still learn a sum over fewer honest clients than is accounted for; and keys are not
+certified here: against a server that does not follow the protocol, or invents clients, nothing is promised. A client
+that masks garbage spoils the sum: its numbers are bounded by the modulus alone, as nobody sees them; nobody can name
+it. A round that ends while it is unmasked may be known to whoever tries the shares again.
+
+**Who is named** (`AggregationServer.named`). Wrong shares are corrected and whoever revealed them is named, up to half
+of the shares beyond ``threshold`` (`shamir.correct`); the client whose secret it is may have given them out wrong,
+which nobody can tell apart. With more of them the round ends, and the owner of the secret is named with that doubt.
+A client that writes letters nobody can read ends the round too: its readers say so instead of sending anything, and it
+is named by itself once ``threshold`` of them do, as one of these is honest; before, either of the two may lie, and both
+are named.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +61,14 @@ _LETTER = 2 * _SHARE + 16
 
 class Aborted(InvalidInput):
     """Too few clients remained, or what they sent does not fit: the round ends, and nothing is unmasked."""
+
+
+class UnreadableLetters(Aborted):
+    """Letters that their reader cannot open, by sender; the reader sends nothing else."""
+
+    def __init__(self, senders: tuple[int, ...]) -> None:
+        self.senders = senders
+        super().__init__(f"{len(senders)} letters cannot be read: nothing is sent.")
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,7 @@ class AggregationClient:
             keys: What the neighbours advertised.
         """
         self._step(1)
+        self._check_missing(len(keys))
         if len(keys) < self.common.graph.threshold or self.number in keys or len(set(keys.values())) < len(keys):
             raise Aborted("too few neighbours, or neighbours that are not different clients: nothing is shared.")
         if any(len(both) != 2 * _KEY for both in keys.values()):
@@ -145,11 +161,19 @@ class AggregationClient:
             raise InvalidInput(f"a vector of {self.common.length} numbers of {self.common.bits} bits was expected.")
         if not set(letters) <= set(self.keys):
             raise Aborted("letters came from clients that are no neighbours.")
+        self._check_missing(len(letters))
+        unreadable = []
         for other, letter in letters.items():
-            both = decrypt(self._letter_key(other, self.number), letter)
-            if len(both) != 2 * _SHARE:
-                raise Aborted("a letter without shares.")
-            self.shares[other] = both
+            try:
+                both = decrypt(self._letter_key(other, self.number), letter)
+            except InvalidInput:
+                both = b""
+            if len(both) == 2 * _SHARE:
+                self.shares[other] = both
+            else:
+                unreadable.append(other)
+        if unreadable:
+            raise UnreadableLetters(tuple(unreadable))
         if len(self.shares) < self.common.graph.threshold:
             raise Aborted("too few neighbours shared their secrets: nothing is sent.")
         masked = vector + self.common.stream(self.seed)
@@ -197,6 +221,12 @@ class AggregationClient:
         )
         return cls(facts["number"], common, KeyPair.of(letter), KeyPair.of(mask), seed, keys, shares, facts["done"])
 
+    def _check_missing(self, there: int) -> None:
+        """Refuse a server that hides neighbours: no more can be gone than may drop out in all."""
+        graph = self.common.graph
+        if min(graph.degree, graph.clients - 1) - there > graph.clients - self.common.least:
+            raise Aborted("more neighbours are missing than clients may drop out: nothing is sent.")
+
     def _step(self, number: int) -> None:
         if self.done != number:
             raise Aborted(f"step {number + 1} of a round comes after step {number}, and once.")
@@ -231,7 +261,11 @@ class AggregationServer:
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """By owner, then by holder."""
     cheaters: set[int] = field(default_factory=set)
-    """Clients whose shares or keys were found to be wrong."""
+    """Clients whose shares were found to be wrong."""
+    doubtful: set[int] = field(default_factory=set)
+    """Clients whose own secrets could not be put together from the shares that came."""
+    complaints: dict[int, set[int]] = field(default_factory=dict)
+    """By sender, who could not read its letter."""
 
     def __post_init__(self) -> None:
         self.total = self.common.zeros()
@@ -271,6 +305,27 @@ class AggregationServer:
             raise InvalidInput("malformed: no masked vector of a client that shared its secrets")
         self.remaining.add(sender)
         self.total += vector
+
+    def complained(self, reader: int, senders: Collection[int]) -> None:
+        """Take a client's word that it cannot read some letters; it is not in the sum."""
+        if reader in self.remaining or not set(senders) <= set(self.letters_for(reader)):
+            raise InvalidInput("malformed: a complaint about letters that were not sent")
+        for sender in senders:
+            self.complaints.setdefault(sender, set()).add(reader)
+
+    def named(self) -> dict[int, str]:
+        """Who did not keep to the protocol, as far as it can be told, and how."""
+        found = dict.fromkeys(sorted(self.cheaters), "a wrong share in secure aggregation")
+        for owner in sorted(self.doubtful):
+            found[owner] = "its shares do not fit together: it gave out wrong ones, or many of its neighbours lie"
+        certain = {one for one, readers in self.complaints.items() if len(readers) >= self.common.graph.threshold}
+        for sender in sorted(certain):
+            found[sender] = f"letters that {len(self.complaints[sender])} neighbours cannot read"
+        for sender in sorted(set(self.complaints) - certain):
+            for reader in sorted(self.complaints[sender] - certain):
+                found[sender] = f"a letter that client {reader} says it cannot read: one of the two is wrong"
+                found.setdefault(reader, f"says that it cannot read client {sender}'s letter: one of the two is wrong")
+        return found
 
     def survivors_for(self, reader: int) -> list[int]:
         """Which neighbours of a client remained."""
@@ -326,20 +381,29 @@ class AggregationServer:
         return KeyPair.of(secret).public == self.keys[owner][_KEY:]
 
     def _secret(self, owner: int, right: Callable[[int, bytes], bool]) -> bytes:
-        """A secret from its shares; if one of them is wrong, whoever revealed it is named and left out."""
+        """A secret from its shares; those that are wrong are corrected, and whoever revealed them is named."""
         shares, threshold = self.shares.get(owner, {}), self.common.graph.threshold
-        for left_out in (None, *shares):
-            kept = {point: share for point, share in shares.items() if point != left_out}
-            if len(kept) < threshold:
-                break
+        if len(shares) < threshold:
+            raise Aborted("the shares of a secret are too few: nothing is unmasked.")
+        for attempt in self._attempts(shares, threshold):
             try:
-                secret = shamir.combine(kept, threshold)
+                secret, wrong = attempt()
             except InvalidInput:
                 continue
             if right(owner, secret):
-                self.cheaters |= set() if left_out is None else {left_out - 1}
+                self.cheaters |= {point - 1 for point in wrong}
                 return secret
-        raise Aborted("the shares of a secret are too few or do not fit together: nothing is unmasked.")
+        self.doubtful.add(owner)
+        raise Aborted("the shares of a secret do not fit together: nothing is unmasked.")
+
+    def _attempts(self, shares: dict[int, bytes], threshold: int) -> Iterator[Callable[[], tuple[bytes, list[int]]]]:
+        """Ways to a secret that is checked afterwards: as if all were right, corrected, or without one of them."""
+        yield lambda: (shamir.combine(shares, threshold), [])
+        yield lambda: shamir.correct(shares, threshold)
+        if len(shares) == threshold + 1:  # one wrong share more than can be told without the check
+            for point in shares:
+                kept = {other: share for other, share in shares.items() if other != point}
+                yield lambda kept=kept, point=point: (shamir.combine(kept, threshold), [point])  # type: ignore[misc]
 
 
 def sum_securely(

@@ -44,15 +44,15 @@ class FederatedEngine(Protocol):
     def map_reduce(
         self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
     ) -> ClientUpdate:
-        """Run ``side`` at each of ``clients`` and add up the parcels."""
+        """Run ``side`` at each of ``clients`` and add up the updates."""
         ...
 
 
 class PerClientEngine(FederatedEngine, Protocol):
-    """An engine that can also hand over every client's parcel by itself, as it comes from a network."""
+    """An engine that can also hand over every client's update by itself, as it comes from a network."""
 
     def apart(
         self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[dict[int, ClientUpdate], ClientUpdate]:
-        """The parcels with numbers in them, and the counts of the clients that sent none."""
+        """The updates with numbers in them, and the counts of the clients that sent none."""
         ...

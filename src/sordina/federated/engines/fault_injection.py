@@ -71,32 +71,32 @@ def hostile_of(text: str) -> dict[int, str]:
     return found
 
 
-def tampered(letter: ReceivedUpdate, kind: str, memory: dict[int, ClientUpdate], victim: int) -> list[ReceivedUpdate]:
-    """What a hostile client sends in place of an honest letter."""
-    parcel = letter.parcel
+def tampered(received: ReceivedUpdate, kind: str, memory: dict[int, ClientUpdate], victim: int) -> list[ReceivedUpdate]:
+    """What a hostile client sends in place of an honest message."""
+    update = received.update
     if kind == "nan":
-        return [replace(letter, parcel=_mapped(parcel, lambda one: one * float("nan")))]
+        return [replace(received, update=_mapped(update, lambda one: one * float("nan")))]
     if kind == "huge":
         return [
             replace(
-                letter,
-                parcel=_mapped(
-                    parcel, lambda one: torch.full_like(one.to(torch.promote_types(one.dtype, torch.float32)), _HUGE)
+                received,
+                update=_mapped(
+                    update, lambda one: torch.full_like(one.to(torch.promote_types(one.dtype, torch.float32)), _HUGE)
                 ),
             )
         ]
     if kind == "malformed":
-        return [replace(letter, parcel=_mapped(parcel, lambda one: torch.cat([one.flatten(), one.flatten()])))]
+        return [replace(received, update=_mapped(update, lambda one: torch.cat([one.flatten(), one.flatten()])))]
     if kind == "replay":
-        return [replace(letter, parcel=memory.setdefault(letter.sender, parcel))]
+        return [replace(received, update=memory.setdefault(received.sender, update))]
     if kind == "duplicate":
-        return [letter, letter]
-    return [letter, replace(letter, sender=victim)]
+        return [received, received]
+    return [received, replace(received, sender=victim)]
 
 
-def _mapped(parcel: ClientUpdate, change: Callable[[Tensor], Tensor]) -> ClientUpdate:
-    vectors = None if parcel.vectors is None else change(parcel.vectors)
-    return replace(parcel, sums=tuple(change(one) for one in parcel.sums), vectors=vectors)
+def _mapped(update: ClientUpdate, change: Callable[[Tensor], Tensor]) -> ClientUpdate:
+    vectors = None if update.vectors is None else change(update.vectors)
+    return replace(update, sums=tuple(change(one) for one in update.sums), vectors=vectors)
 
 
 # The engine in process with faults: each client sends an update of its own, through injected faults and validation.
@@ -106,11 +106,11 @@ LOG = logging.getLogger("sordina.federated")
 
 @dataclass
 class FaultInjectingEngine:
-    """``inner`` computes, charges and seals; ``weather`` is what happens on the way; ``guard`` decides what counts."""
+    """``inner`` computes, charges and seals; ``faults`` happen on the way; ``validator`` decides what counts."""
 
     inner: PerClientEngine
-    weather: FaultInjection
-    guard: UpdateValidator = field(default_factory=UpdateValidator)
+    faults: FaultInjection
+    validator: UpdateValidator = field(default_factory=UpdateValidator)
     under_way: list[ReceivedUpdate] = field(init=False, default_factory=list)
     """Letters that missed the deadline of their round and arrive in the next one."""
     first: dict[int, ClientUpdate] = field(init=False, default_factory=dict)
@@ -126,25 +126,25 @@ class FaultInjectingEngine:
     ) -> ClientUpdate:
         """Ask those who are there; read what arrives in time, and what is left of the round before."""
         number = call.order.round
-        silent, slow = self.weather.draw(number, len(clients))
+        silent, slow = self.faults.draw(number, len(clients))
         released, aside = self.inner.apart(side, call, clients[~silent], rng)
         late = {int(client) for client in clients[slow]}
         arriving, self.under_way = list(self.under_way), []
-        for client, parcel in released.items():
-            letter = ReceivedUpdate(client, self.guard.token(number, client), parcel)
-            (self.under_way if client in late else arriving).extend(self._sent(letter, clients))
+        for client, update in released.items():
+            received = ReceivedUpdate(client, self.validator.token(number, client), update)
+            (self.under_way if client in late else arriving).extend(self._sent(received, clients))
         missing = sum(client in late for client in released)
         total = replace(
-            aside + self.guard.sift(arriving, side, call, clients),
+            aside + self.validator.sift(arriving, side, call, clients),
             dropped=aside.dropped + int(silent.sum()) + missing,
         )
         for one in total.refused:
             LOG.warning("round %d: client %d is left out: %s", number + 1, one.sender, one.reason)
         return total
 
-    def _sent(self, letter: ReceivedUpdate, clients: NDArray[np.int64]) -> list[ReceivedUpdate]:
-        kind = self.weather.hostile.get(letter.sender)
+    def _sent(self, received: ReceivedUpdate, clients: NDArray[np.int64]) -> list[ReceivedUpdate]:
+        kind = self.faults.hostile.get(received.sender)
         if kind is None:
-            return [letter]
-        others = [int(client) for client in clients if client != letter.sender]
-        return tampered(letter, kind, self.first, others[0] if others else letter.sender + 1)
+            return [received]
+        others = [int(client) for client in clients if client != received.sender]
+        return tampered(received, kind, self.first, others[0] if others else received.sender + 1)

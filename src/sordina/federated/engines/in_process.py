@@ -55,15 +55,15 @@ class InProcess:
     def apart(
         self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[dict[int, ClientUpdate], ClientUpdate]:
-        """The same work, but every client's own parcel, as on a network, and the counts of those that send none."""
-        parcels: dict[int, ClientUpdate] = {}
+        """The same work, but every client's own update, as on a network, and the counts of those that send none."""
+        updates: dict[int, ClientUpdate] = {}
         total = ClientUpdate()
         for kept, outcome, aside in self._outcomes(side, call, clients, rng):
             total += aside
             for row, client in enumerate(clients[kept]):
                 single = outcome.keep(torch.tensor([row]))
-                parcels[int(client)] = replace(side.placement.seal(single, call.privacy, rng), answered=1)
-        return parcels, total
+                updates[int(client)] = replace(side.placement.seal(single, call.privacy, rng), answered=1)
+        return updates, total
 
     def _outcomes(
         self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
@@ -115,10 +115,10 @@ class InProcess:
                 self.accounts[client].charge(cost)
 
 
-def _in_draw_order(parcel: ClientUpdate, clients: NDArray[np.int64], places: list[NDArray[np.int64]]) -> ClientUpdate:
-    if parcel.vectors is None:
-        return parcel
+def _in_draw_order(update: ClientUpdate, clients: NDArray[np.int64], places: list[NDArray[np.int64]]) -> ClientUpdate:
+    if update.vectors is None:
+        return update
     drawn = np.concatenate(places)
     order = np.argsort(drawn)
     senders = tuple(int(client) for client in clients[drawn[order]])
-    return replace(parcel, vectors=parcel.vectors[torch.from_numpy(order)], senders=senders)
+    return replace(update, vectors=update.vectors[torch.from_numpy(order)], senders=senders)

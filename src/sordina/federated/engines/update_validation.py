@@ -7,7 +7,7 @@ nobody asked          the sender is not among the clients of the round       `Up
 impostor              the pass is not the one issued to that client          `UpdateValidator.sift`
 late, or replayed     the pass was issued for an earlier round               `UpdateValidator.sift`
 duplicate             the sender was let in already                          `UpdateValidator.sift`
-malformed             other shapes or kinds than an honest parcel has        `UpdateValidator.judge`
+malformed             other shapes or kinds than an honest update has        `UpdateValidator.judge`
 not finite            NaN or infinity                                        `UpdateValidator.judge`
 replayed              the same numbers in answer to another model            `UpdateValidator.judge`
 too large             above the clipping bound (central), else far above     `UpdateValidator.judge`
@@ -48,11 +48,11 @@ _ROUNDING = 1 + 1e-3
 
 @dataclass(frozen=True)
 class ReceivedUpdate:
-    """A parcel on its way, with the name and the pass its sender shows."""
+    """A update on its way, with the name and the pass its sender shows."""
 
     sender: int
     token: bytes
-    parcel: ClientUpdate
+    update: ClientUpdate
 
 
 @dataclass
@@ -72,87 +72,87 @@ class UpdateValidator:
         return hmac.new(self.key, f"{number}/{client}".encode(), hashlib.sha256).digest()
 
     def sift(
-        self, letters: Iterable[ReceivedUpdate], side: ClientSide, call: RoundRequest, asked: NDArray[np.int64]
+        self, arrivals: Iterable[ReceivedUpdate], side: ClientSide, call: RoundRequest, asked: NDArray[np.int64]
     ) -> ClientUpdate:
-        """What may be used of the letters of a round, in the order of the draw."""
+        """What may be used of the messages of a round, in the order of the draw."""
         number, expected = call.order.round, {int(client) for client in asked}
         let_in: dict[int, ClientUpdate] = {}
         refused: list[Refusal] = []
-        for letter in letters:
-            if reason := self._unwelcome(letter, number, expected, let_in):
-                refused.append(Refusal(letter.sender, reason))
+        for received in arrivals:
+            if reason := self._unwelcome(received, number, expected, let_in):
+                refused.append(Refusal(received.sender, reason))
             else:
-                let_in[letter.sender] = letter.parcel
+                let_in[received.sender] = received.update
         arrived = [(int(client), let_in[int(client)]) for client in asked if int(client) in let_in]
         return ClientUpdate(refused=tuple(refused)) + self.judge(arrived, side, call)
 
     def _unwelcome(
-        self, letter: ReceivedUpdate, number: int, asked: set[int], let_in: dict[int, ClientUpdate]
+        self, received: ReceivedUpdate, number: int, asked: set[int], let_in: dict[int, ClientUpdate]
     ) -> str | None:
-        if hmac.compare_digest(letter.token, self.token(number, letter.sender)):
-            if letter.sender not in asked:
+        if hmac.compare_digest(received.token, self.token(number, received.sender)):
+            if received.sender not in asked:
                 return "was not asked this round"
-            return "duplicate" if letter.sender in let_in else None
+            return "duplicate" if received.sender in let_in else None
         for earlier in range(number):
-            if hmac.compare_digest(letter.token, self.token(earlier, letter.sender)):
+            if hmac.compare_digest(received.token, self.token(earlier, received.sender)):
                 return f"late: an answer to round {earlier + 1}"
         return "impostor: the pass is not one of this run"
 
     def judge(self, arrived: Sequence[tuple[int, ClientUpdate]], side: ClientSide, call: RoundRequest) -> ClientUpdate:
-        """Add up the parcels of known senders that are sound; name the others.
+        """Add up the updates of known senders that are sound; name the others.
 
         Under distributed privacy a server sees none by itself, and adds up what is there.
         """
         if isinstance(side.placement, (Distributed, GopaNoise)):
-            return sum((replace(parcel, answered=1) for _, parcel in arrived), ClientUpdate())
+            return sum((replace(update, answered=1) for _, update in arrived), ClientUpdate())
         honest, question = blank(side, call), _digest(call.sent.values())
         refused: list[Refusal] = []
         sound: list[tuple[int, ClientUpdate, list[Tensor]]] = []
-        for sender, parcel in arrived:
-            seen = self._looked_at(sender, parcel, honest, side, call, question)
+        for sender, update in arrived:
+            seen = self._looked_at(sender, update, honest, side, call, question)
             if isinstance(seen, Refusal):
                 refused.append(seen)
             else:
-                sound.append((sender, parcel, seen))
+                sound.append((sender, update, seen))
         if not isinstance(side.placement, Central):
             sound, far = self._comparable(sound)
             refused += far
         total = ClientUpdate(refused=tuple(refused))
-        for sender, parcel, _ in sound:
-            self.seen.setdefault(sender, {}).setdefault(_digest(parcel.each()), question)
-            senders = (sender,) if parcel.vectors is not None else ()
-            total += ClientUpdate(parcel.sums, parcel.vectors, answered=1, senders=senders)
+        for sender, update, _ in sound:
+            self.seen.setdefault(sender, {}).setdefault(_digest(update.each()), question)
+            senders = (sender,) if update.vectors is not None else ()
+            total += ClientUpdate(update.sums, update.vectors, answered=1, senders=senders)
         return total
 
     def _looked_at(
         self,
         sender: int,
-        parcel: ClientUpdate,
+        update: ClientUpdate,
         honest: ClientUpdate,
         side: ClientSide,
         call: RoundRequest,
         question: bytes,
     ) -> list[Tensor] | Refusal:
-        """The numbers of a parcel that stands every test by itself."""
-        mine, expected = parcel.each(), honest.each()
+        """The numbers of a update that stands every test by itself."""
+        mine, expected = update.each(), honest.each()
         if _forms(mine) != _forms(expected):
             return Refusal(sender, f"malformed: {_forms(mine)} came where {_forms(expected)} was expected")
         placement = side.placement
         try:
-            numbers = list(placement.decoded(parcel).each() if isinstance(placement, Compressed) else mine)
+            numbers = list(placement.decoded(update).each() if isinstance(placement, Compressed) else mine)
         except InvalidInput as error:
             return Refusal(sender, str(error))
         if not all(bool(one.isfinite().all()) for one in numbers):
             return Refusal(sender, "not finite")
-        if self._repeats(sender, parcel, question):
+        if self._repeats(sender, update, question):
             return Refusal(sender, "a replay of an earlier update")
         if isinstance(placement, Central) and not _within(placement, numbers, honest, call):
             return Refusal(sender, "larger than the clipping bound")
         return numbers
 
-    def _repeats(self, sender: int, parcel: ClientUpdate, question: bytes) -> bool:
+    def _repeats(self, sender: int, update: ClientUpdate, question: bytes) -> bool:
         """Whether these numbers were let in as the answer to another question; zeros may be so honestly."""
-        content = parcel.each()
+        content = update.each()
         earlier = self.seen.get(sender, {}).get(_digest(content), question)
         return earlier != question and bool(content[0].any())
 
@@ -170,7 +170,7 @@ class UpdateValidator:
 
 
 def blank(side: ClientSide, call: RoundRequest) -> ClientUpdate:
-    """What an honest parcel looks like: that of a client whose vector is zero. Its noise, if any, is thrown away."""
+    """What an honest update looks like: that of a client whose vector is zero. Its noise, if any, is thrown away."""
     return replace(
         side.placement.seal(unmoved(side.work, call.sent), call.privacy, np.random.default_rng(0)), answered=1
     )

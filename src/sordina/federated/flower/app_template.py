@@ -192,6 +192,8 @@ _TRUST = {
     "update, so nothing is proven, and the server must be trusted. Use --radius public:R for a guarantee.",
     "distributed": "Privacy is distributed: every client adds a share of the noise, and secure aggregation shows the "
     "server their sum only; it must follow the protocol, but need not be trusted with any update.",
+    "gopa": "Privacy is distributed (GOPA): clients share noise in pairs, which cancels in their sum, so the server "
+    "can read no message by itself; it must follow the protocol, but need not be trusted with any update.",
     "local": "Privacy is local: clients clip and noise what they send, and the server need not be trusted with it.",
     "record": "Privacy is per record: clients noise what they send, and the server need not be trusted with it.",
     "none": "There is no privacy: the server sees every update.",
@@ -270,12 +272,16 @@ def _config(recipe: FederatedRecipe, clients: int, deadline: float) -> str:
     setup, steps = recipe.setup(clients), recipe.local_steps
     pairs: dict[str, Any] = {
         "clients": clients, "deadline": float(deadline), "wait": 600.0, "out": "results", "strategy": recipe.strategy,
-        "hypotheses": recipe.hypotheses, "privacy": recipe.placed, "noise": recipe.noise, "radius": recipe.radius,
+        "hypotheses": recipe.hypotheses, "privacy": recipe.placed, "noise-multiplier": recipe.noise_multiplier,
+        "radius": recipe.radius,
         "leakage-limit": recipe.leakage_limit or 0.0, "epsilon": recipe.epsilon, "delta": recipe.delta,
         "clipping": recipe.clipping, "threshold": recipe.threshold, "rounds": setup.facts.rounds,
-        "clients-per-round": setup.facts.clients_per_round, "local-rate": steps.rate, "batch": steps.batch,
-        "epochs": recipe.epochs, "records": recipe.records or 0, "server-rate": recipe.server_rate or 0.0,
-        "mu": recipe.mu, "seed": -1, "ledger": "", "dataset-budget": "",
+        "clients-per-round": setup.facts.clients_per_round, "learning-rate": steps.learning_rate,
+        "batch-size": steps.batch_size,
+        "epochs": recipe.epochs, "records": recipe.records or 0,
+        "server-learning-rate": recipe.server_learning_rate or 0.0,
+        "mu": recipe.mu, "honest-share": recipe.honest_share, "tolerated-dropout": recipe.tolerated_dropout,
+        "neighbours": recipe.neighbours, "seed": -1, "ledger": "", "dataset-budget": "",
     }  # fmt: skip
     return "\n".join(f"{key} = {_toml(value)}" for key, value in pairs.items())
 

@@ -35,6 +35,7 @@ from sordina.run_folder import read_json
 #     <folder>/account.json      what it has revealed, over everything and in each run
 #     <folder>/model-<number>.npz the model the client would use after a run, made with its own rows
 #     <folder>/run-<number>.npz  the last round answered in a run, the reply, and the vectors kept between rounds
+#     <folder>/steps-<number>.json  the last step taken in a run, where a round has several
 #
 # Everything is written before anything leaves, so a crash can only over-report. An instruction that comes twice gets
 # the stored reply, byte for byte: a second draw of noise would be a second release. Only the owner can read any of it.
@@ -147,6 +148,23 @@ class ClientFolder:
         arrays |= {f"{_REPLY}|{name}": value for name, value in memory.reply.items()}
         private_files.write(self._path(run), lambda file: np.savez(file, **arrays))
 
+    def advance(self, run: int, number: int, step: int) -> None:
+        """Write down that a step of a round is about to be answered; one that was, or an earlier one, is refused.
+
+        Whatever comes twice, at the same time or after a restart: only one of them passes.
+
+        Args:
+            run: The number of the run.
+            number: The round.
+            step: The step in it, from 0 on.
+        """
+        path = self.folder / f"steps-{run}.json"
+        with self.busy():
+            before = read_json(path)["taken"] if path.exists() else [-1, -1]
+            if [number, step] <= before:
+                raise InvalidInput("this step of the round was answered before: a second answer would tell more.")
+            private_files.write(path, json.dumps({"taken": [number, step]}).encode())
+
     def keep_model(self, run: int, weights: NDArray[Any], models: NDArray[Any]) -> None:
         """Keep the model that the client would use after a run: ``models (M, P)`` in shares ``weights (M,)``."""
         private_files.write(
@@ -199,7 +217,7 @@ def alone(x: Tensor, y: Tensor, number: int) -> Cohort:
     return Population(x, y, np.array([len(x)]), np.array([number])).cohort(np.array([0]))
 
 
-def answer(desk: ClientContext, call: RoundRequest, run: int, number: int) -> Mapping[str, NDArray[Any]]:
+def answer(client_context: ClientContext, call: RoundRequest, run: int, number: int) -> Mapping[str, NDArray[Any]]:
     """What client ``number`` writes back.
 
     A round that was answered already gets the same answer again, without a charge; an older one gets none. Whether the
@@ -208,49 +226,49 @@ def answer(desk: ClientContext, call: RoundRequest, run: int, number: int) -> Ma
     other, unless there is no privacy to protect.
 
     Args:
-        desk: What the client works with.
+        client_context: What the client works with.
         call: The instruction.
         run: The number of the run.
         number: The number of the client in it.
     """
-    with desk.home.busy():
-        memory = desk.home.recall(run)
+    with client_context.home.busy():
+        memory = client_context.home.recall(run)
         if call.order.round == memory.round:
             return memory.reply
-        placement, size = desk.side.placement, desk.side.work.width(call.sent)
-        total, cost = desk.home.total(), placement.cost(size)
-        if call.order.round < memory.round or not total.of_run(run, desk.limit).allows(cost):
+        placement, size = client_context.side.placement, client_context.side.work.width(call.sent)
+        total, cost = client_context.home.total(), placement.cost(size)
+        if call.order.round < memory.round or not total.of_run(run, client_context.limit).allows(cost):
             return arrays_of_update(ClientUpdate(withheld=1))
-        after = total.after(run, cost, placement.leakage(size), desk.limit)
-        if desk.policy is not None:
+        after = total.after(run, cost, placement.leakage(size), client_context.limit)
+        if client_context.policy is not None:
             try:
-                desk.policy.check_total(after.leakage)
+                client_context.policy.check_total(after.leakage)
             except BudgetRefused as error:
                 LOG.warning("nothing is sent: %s", error)
                 return arrays_of_update(ClientUpdate(withheld=1))
-        desk.home.keep(after)
-        noise = _noise(desk.seed, call.order, number)
-        outcome, state = _worked(desk, call, memory, noise)
-        parcel = ClientUpdate(rejected=1)
+        client_context.home.keep(after)
+        noise = _noise(client_context.seed, call.order, number)
+        outcome, state = _worked(client_context, call, memory, noise)
+        update = ClientUpdate(rejected=1)
         if placement.hides_failures or bool(outcome.vectors.sum().isfinite()):
-            parcel = replace(placement.seal(outcome.steady(), call.privacy, noise), answered=1)
-        reply = arrays_of_update(parcel)
-        desk.home.remember(run, RememberedReply(call.order.round, reply, state))
+            update = replace(placement.seal(outcome.steady(), call.privacy, noise), answered=1)
+        reply = arrays_of_update(update)
+        client_context.home.remember(run, RememberedReply(call.order.round, reply, state))
         return reply
 
 
 def _worked(
-    desk: ClientContext, call: RoundRequest, memory: RememberedReply, noise: np.random.Generator
+    client_context: ClientContext, call: RoundRequest, memory: RememberedReply, noise: np.random.Generator
 ) -> tuple[ClientResult, Mapping[str, NDArray[Any]]]:
     """The client's vector, of the form that every client sends, and what it keeps for the next round.
 
     A client that cannot compute sends what one without rows would: work that noises its own result noises that too.
     """
-    work = desk.side.work
+    work = client_context.side.work
     still = unmoved(work, call.sent)
     try:
         before = state_of_client(work.state_sizes, memory, still.vectors.dtype)
-        outcome, fresh = perform(work, call.sent, desk.rows(), before, call.order, noise)
+        outcome, fresh = perform(work, call.sent, client_context.rows(), before, call.order, noise)
         if outcome.vectors.shape != still.vectors.shape:
             raise ValueError(f"the work gave a vector of shape {tuple(outcome.vectors.shape)}")
         outcome = replace(outcome, vectors=outcome.vectors.to(still.vectors.dtype))
@@ -260,7 +278,9 @@ def _worked(
         LOG.exception("this client could not compute an update; it is not told to anybody else.")
         if isinstance(work, PrivateWork):
             return work.run_private(call.sent, None, {}, noise)[0], memory.state
-        bad = still if desk.side.placement.hides_failures else replace(still, vectors=still.vectors * torch.nan)
+        bad = (
+            still if client_context.side.placement.hides_failures else replace(still, vectors=still.vectors * torch.nan)
+        )
         return bad, memory.state
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated.compression import Compressed
+from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.privacy.accounts import Leakage, exact
 from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.privacy.metric import Metric, PublicRadius
@@ -40,16 +41,16 @@ class ClientPolicy:
     """The least privacy a client accepts, its limits over everything, and how much work it does.
 
     Args:
-        accepts: Kinds of privacy this client takes part under: any of none, central, distributed, local, record,
-            metric. Under
-            "none" the server sees updates in the clear; under "central" it is trusted to add the noise.
-        epsilon: The most that local and record privacy may cost, over everything; needed to accept them.
+        accepts: Kinds of privacy this client takes part under: any of none, central, distributed, gopa, local, record,
+            metric. Under "none" the server sees updates in the clear; under "central" it is trusted to add the noise.
+        epsilon: The most that distributed, gopa, local and record privacy may cost, over everything; needed to accept
+            them.
         delta: The delta of ``epsilon``.
         leakage: The most that models within ``radius`` of each other may be told apart under metric privacy, over
             everything; needed to accept it.
         radius: The distance that ``leakage`` speaks of; no run may ask for a smaller one.
         heuristic_radius: Whether the paper's radius, which bounds nothing, is accepted too.
-        honest_share: Under distributed privacy, the largest share of the clients of a round that this client
+        honest_share: Under distributed privacy and gopa, the largest share of the clients of a round that this client
             believes to be honest; a run that counts on the noise of more is refused.
         rounds: The most rounds of a run.
         epochs: The most passes over the client's rows in a round.
@@ -80,10 +81,9 @@ class ClientPolicy:
             check_delta(self.delta)
         if not 0 < self.honest_share <= 1:
             raise InvalidInput("a policy's honest share lies in (0, 1].")
-        if {"distributed", "local", "record"} & set(self.accepts) and (self.epsilon is None or self.delta is None):
-            raise InvalidInput(
-                "a policy that accepts distributed, local or record privacy says how much: epsilon and delta."
-            )
+        limited = {"distributed", "gopa", "local", "record"} & set(self.accepts)
+        if limited and (self.epsilon is None or self.delta is None):
+            raise InvalidInput(f"a policy that accepts {min(limited)} privacy says how much: epsilon and delta.")
         if "metric" in self.accepts and (self.leakage is None or self.radius is None):
             raise InvalidInput("a policy that accepts metric privacy says how much: leakage and radius.")
         if min(self.rounds, self.epochs, self.hypotheses, self.numbers) < 1:
@@ -134,10 +134,10 @@ class ClientPolicy:
         for name, value in asked.items():
             if value is not None and value > getattr(self, name):
                 self._refuse(f"{value} {name}; this client's most is {getattr(self, name)}")
-        for name in ("threshold", "noise", "epsilon"):
+        for name in ("threshold", "noise_multiplier", "epsilon"):
             value = getattr(recipe, name)
             if not (math.isfinite(value) and _SCALES[0] <= value <= _SCALES[1]):
-                self._refuse(f"a {name} of {value:g}, which no run needs")
+                self._refuse(f"a {name.replace('_', ' ')} of {value:g}, which no run needs")
 
     def check_placement(self, placement: Placement) -> None:
         """Refuse a radius, or a trust in others, that this client does not accept.
@@ -148,6 +148,8 @@ class ClientPolicy:
         if isinstance(placement, Compressed):
             return self.check_placement(placement.placement)
         if isinstance(placement, Distributed) and placement.honest > self.honest_share * placement.least:
+            self._refuse("the noise of more honest clients than this client believes in")
+        if isinstance(placement, GopaNoise) and placement.honest > self.honest_share * placement.graph.parties:
             self._refuse("the noise of more honest clients than this client believes in")
         if not isinstance(placement, Metric):
             return None
@@ -207,8 +209,8 @@ def policy_for(recipe: FederatedRecipe) -> dict[str, Any]:
         radius = float(recipe.radius.partition(":")[2] or 1.0)
         facts: dict[str, Any] = {"accepts": ["metric"], "leakage": recipe.leakage_limit or 2.0, "radius": radius}
         return facts | ({"heuristic_radius": True} if recipe.radius == "update" else {})
-    if recipe.placed == "distributed":
-        facts = {"accepts": ["distributed"], "delta": recipe.delta, "honest_share": recipe.honest_share}
+    if recipe.placed in ("distributed", "gopa"):
+        facts = {"accepts": [recipe.placed], "delta": recipe.delta, "honest_share": recipe.honest_share}
         return facts | {"epsilon": 4 * recipe.epsilon}  # over everything, and for a client that is replaced
     if recipe.placed in ("local", "record"):
         return {"accepts": [recipe.placed], "epsilon": recipe.epsilon, "delta": recipe.delta}

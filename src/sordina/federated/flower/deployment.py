@@ -26,9 +26,11 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from sordina import private_files, random
+from sordina._renamed import current_fields
 from sordina.accounting.ledger import Ledger
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated import losses
+from sordina.federated.decentralized.gopa import GOPA
 from sordina.federated.engines.engine import ClientSide, RoundRequest
 from sordina.federated.flower.client import ClientContext, ClientFolder, alone
 from sordina.federated.flower.client_app import client_app as client_app_of
@@ -44,7 +46,7 @@ from sordina.federated.recipe import FederatedRecipe
 from sordina.federated.record import RoundTrace
 from sordina.federated.round import FederatedMethod, RoundView, federate
 from sordina.federated.run_keeper import FederationKeeper
-from sordina.federated.setup import check_limit
+from sordina.federated.setup import FederatedSetup, check_limit
 from sordina.run_folder import RunFolder
 
 LOG = logging.getLogger("sordina.federated")
@@ -76,13 +78,13 @@ def recipe_of(config: Mapping[str, Any]) -> FederatedRecipe:
     3
     """
     known = {field.name for field in fields(FederatedRecipe)} - {"data", "options", "engine", "data_seed"}
-    values = {key.replace("-", "_"): value for key, value in config.items()}
+    values = current_fields(FederatedRecipe, {key.replace("-", "_"): value for key, value in config.items()})
     found = {name: value for name, value in values.items() if name in known}
     for name, absent in (
         ("seed", -1),
         ("leakage_limit", 0),
         ("clients_per_round", 0),
-        ("server_rate", 0),
+        ("server_learning_rate", 0),
         ("records", 0),
     ):
         if found.get(name) == absent:
@@ -97,7 +99,7 @@ def client_app(task: AppTask) -> ClientApp:
     part, its account how often, and its noise is never seeded.
     """
 
-    def desk(instruction: Instruction, context: Context) -> ClientContext:
+    def client_context(instruction: Instruction, context: Context) -> ClientContext:
         if _simulated(context):
             context = _stood_for(context, instruction.client)
         config, home = context.run_config, _home(context)
@@ -107,13 +109,13 @@ def client_app(task: AppTask) -> ClientApp:
         if sum(value.numel() for value in instruction.sent.values()) > policy.numbers:
             raise BudgetRefused(f"the server sent more numbers than this client's most, {policy.numbers}.")
         objective = _objective(task)
-        method, limit = recipe.setup(_clients(config)).method(objective)
+        method, limit = _setup(recipe, _clients(config), context.run_id).method(objective)
         policy.check_placement(method.placement)
         _check_sent(instruction, method, torch.zeros(recipe.models, objective.size, dtype=_dtype(task)))
         side = ClientSide(method.work, method.placement)
         return ClientContext(side, lambda: alone(*task.train_data(context), instruction.client), home, limit, policy)
 
-    return client_app_of(desk)
+    return client_app_of(client_context)
 
 
 def _policy(home: ClientFolder, recipe: FederatedRecipe, context: Context) -> ClientPolicy:
@@ -152,7 +154,7 @@ def server_app(task: AppTask) -> ServerApp:
         path = free_folder(Path(str(config["out"])).expanduser())
         with RunFolder.begin(path, "flower", settings) as folder:
             try:
-                _serve(task, recipe, grid, config, folder)
+                _serve(task, recipe, grid, context, folder)
             except Exception:
                 folder.close_failed(f"the run in {folder.path} failed, and one on Flower cannot be resumed: run again.")
                 raise
@@ -161,10 +163,19 @@ def server_app(task: AppTask) -> ServerApp:
     return app
 
 
-def _serve(task: AppTask, recipe: FederatedRecipe, grid: Grid, config: Mapping[str, Any], folder: RunFolder) -> None:
+def _setup(recipe: FederatedRecipe, clients: int, run: int) -> FederatedSetup:
+    """The choices of a run, alike at server and clients: its number, from the SuperLink, draws GOPA's graph."""
+    setup = recipe.setup(clients)
+    if isinstance(setup.privacy, GOPA):
+        return replace(setup, privacy=replace(setup.privacy, graph_seed=run))
+    return setup
+
+
+def _serve(task: AppTask, recipe: FederatedRecipe, grid: Grid, context: Context, folder: RunFolder) -> None:
     """The server's half of a run, from the first model to the last file."""
+    config = context.run_config
     clients, objective = _clients(config), _objective(task)
-    setup, trace = recipe.setup(clients), RoundTrace()
+    setup, trace = _setup(recipe, clients, context.run_id), RoundTrace()
     method, limit = setup.method(objective)
     rng = random.generator(recipe.seed)
     models = _initial(task, recipe.models, rng)

@@ -1,7 +1,7 @@
 """The engine on Flower: the clients of a round are Flower's nodes, reached through its Grid.
 
 The server's half of a run stays in the ServerApp: strategy, public state, and under central privacy the noise. What
-comes back is looked at before it counts: Flower delivers one reply per node that was asked, and `federated.guard`
+comes back is looked at before it counts: Flower delivers one reply per node that was asked, and `UpdateValidator`
 judges what is in it. Whoever is turned away is named in the log, and the round goes on.
 """
 
@@ -20,12 +20,15 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from sordina.errors import DataNotFound, InvalidInput
+from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.decentralized.secure_aggregation import AggregationServer
 from sordina.federated.engines.engine import ClientSide, RoundRequest
 from sordina.federated.engines.update_validation import UpdateValidator
+from sordina.federated.flower.gopa_round import GopaRound
 from sordina.federated.flower.records import instruct, update_in, weight
 from sordina.federated.flower.registration import ask_name, deliver, distinct_names, name_in
-from sordina.federated.flower.secure_round import SecureRound, common_of, content_bytes
+from sordina.federated.flower.secure_round import SecureRound, common_of
+from sordina.federated.flower.step_messages import StepExchange, content_bytes
 from sordina.federated.messages import ClientUpdate, Refusal
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.central import Central
@@ -72,7 +75,7 @@ class Flower:
     deadline: float | None = None
     side_number: Callable[[ClientSide], int] = lambda side: 0
     """Which number clients know a client half by: always 0, unless an app has several."""
-    guard: UpdateValidator = field(default_factory=UpdateValidator)
+    validator: UpdateValidator = field(default_factory=UpdateValidator)
     look_up: Callable[[ClientSide, int], ClientAccount] | None = None
     """A simulation may read a client's own account; a server never can."""
     shared: bool = False
@@ -131,11 +134,11 @@ class Flower:
         self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
     ) -> ClientUpdate:
         """Ask the nodes in the drawn clients' seats and add up what may be used, in the order of the draw."""
-        if isinstance(side.placement, Distributed):
-            return self._summed_securely(side, side.placement, call, clients, rng)
-        parcels, aside = self.apart(side, call, clients, rng)
-        there = [(int(client), parcels[int(client)]) for client in clients if int(client) in parcels]
-        total = aside + self.guard.judge(there, side, call)
+        if isinstance(side.placement, Distributed | GopaNoise):
+            return self._in_steps(side, side.placement, call, clients, rng)
+        updates, aside = self.apart(side, call, clients, rng)
+        there = [(int(client), updates[int(client)]) for client in clients if int(client) in updates]
+        total = aside + self.validator.judge(there, side, call)
         for refusal in total.refused:
             LOG.log(
                 _level(side), "round %d: client %d is left out: %s", call.order.round + 1, refusal.sender,
@@ -169,14 +172,14 @@ class Flower:
             LOG.log(_level(side), words, call.order.round + 1, lost)
         sent = sum(weight(contents[client]) for client in asked.values())
         self.traffic.append(Traffic(sent, received, time.monotonic() - started))
-        aside = [parcel for parcel in arrived.values() if not _numbers(parcel)]
-        parcels = {client: parcel for client, parcel in arrived.items() if _numbers(parcel)}
-        return parcels, sum(aside, ClientUpdate(dropped=len(contents) - len(arrived)))
+        aside = [update for update in arrived.values() if not _numbers(update)]
+        updates = {client: update for client, update in arrived.items() if _numbers(update)}
+        return updates, sum(aside, ClientUpdate(dropped=len(contents) - len(arrived)))
 
-    def _summed_securely(
+    def _in_steps(
         self,
         side: ClientSide,
-        placement: Distributed,
+        placement: Distributed | GopaNoise,
         call: RoundRequest,
         clients: NDArray[np.int64],
         rng: np.random.Generator,
@@ -193,11 +196,15 @@ class Flower:
             bytes_of[1] += sum(content_bytes(one.content) for one in replies.values() if one.has_content())
             return replies
 
-        order = tuple(int(one) for one in rng.permutation(clients))
-        common = common_of(placement, call)
-        work = SecureRound(exchange, call, self.side_number(side), AggregationServer(common, order))
+        order, size = tuple(int(one) for one in rng.permutation(clients)), side.work.width(call.sent)
+        steps, number = StepExchange(exchange), self.side_number(side)
+        work: SecureRound | GopaRound
+        if isinstance(placement, GopaNoise):
+            work = GopaRound(steps, call, number, placement, order, size)
+        else:
+            work = SecureRound(steps, call, number, AggregationServer(common_of(placement, call), order))
         total = work.run()
-        self._note(side, asked, work.aside, side.work.width(call.sent))
+        self._note(side, asked, steps.aside, size)
         self._seat({one for one in order if one not in asked})
         for refusal in total.refused:
             words = "round %d: client %d is left out: %s"
@@ -271,18 +278,18 @@ class Flower:
                 raise
             return [(identity, None)]
 
-    def _note(self, side: ClientSide, asked: set[int], parcels: dict[int, ClientUpdate], size: int) -> None:
+    def _note(self, side: ClientSide, asked: set[int], updates: dict[int, ClientUpdate], size: int) -> None:
         """Keep the accounts: whoever did not say that it withheld may have charged itself."""
         cost = side.placement.cost(size)
         for client in asked:
             told = self.tally.setdefault(self.name(client), dict.fromkeys(_TALLY, 0))
-            parcel = parcels.get(client)
+            update = updates.get(client)
             told["asked"] += 1
-            told["withheld"] += bool(parcel and parcel.withheld)
-            told["failed"] += bool(parcel and (parcel.rejected or parcel.refused))
+            told["withheld"] += bool(update and update.withheld)
+            told["failed"] += bool(update and (update.rejected or update.refused))
             if self.look_up is not None:
                 self.accounts[client] = self.look_up(side, client)
-            elif not (client in parcels and parcels[client].withheld) and self.accounts[client].allows(cost):
+            elif not (client in updates and updates[client].withheld) and self.accounts[client].allows(cost):
                 self.accounts[client].charge(cost)
 
 
@@ -296,19 +303,19 @@ def _opened(client: int, message: Message) -> tuple[ClientUpdate, int]:
     try:
         if message.has_error():
             raise InvalidInput(f"Flower reports error {message.error.code} at this client")
-        parcel, size = update_in(message.content), weight(message.content)
+        update, size = update_in(message.content), weight(message.content)
     except InvalidInput as error:
         return ClientUpdate(refused=(Refusal(client, str(error)),)), 0
     except Exception as error:
         return ClientUpdate(refused=(Refusal(client, f"malformed: it cannot be read ({type(error).__name__})"),)), 0
-    if parcel.withheld:
+    if update.withheld:
         return ClientUpdate(withheld=1), size
-    if parcel.rejected:
+    if update.rejected:
         refusal = Refusal(client, "it could not compute a finite update; see its own log")
         return ClientUpdate(rejected=1, refused=(refusal,)), size
-    return ClientUpdate(parcel.sums, parcel.vectors), size
+    return ClientUpdate(update.sums, update.vectors), size
 
 
-def _numbers(parcel: ClientUpdate) -> bool:
+def _numbers(update: ClientUpdate) -> bool:
     """Whether there is something to judge."""
-    return not (parcel.withheld or parcel.rejected or parcel.refused)
+    return not (update.withheld or update.rejected or update.refused)

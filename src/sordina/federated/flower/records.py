@@ -19,7 +19,7 @@ from sordina.federated.serialization import decode, encode, pack, unpack, update
 _LARGEST = 2**63
 _ARRAYS = 8192
 """No message holds more arrays."""
-_SENT, _PRIVACY, _ORDER, _LETTER = "sent", "privacy", "order", "letter"
+_SENT, _PRIVACY, _ORDER, _UPDATE = "sent", "privacy", "order", "letter"  # what is on the wire keeps its names
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ def read(content: RecordDict) -> Instruction:
     return Instruction(tensors, privacy, RowOrder(seed, number), client, side)
 
 
-def reply(letter: Mapping[str, NDArray[Any]]) -> RecordDict:
-    """A client's message: its letter and nothing else."""
-    return RecordDict({_LETTER: write_arrays(letter)})
+def reply(arrays: Mapping[str, NDArray[Any]]) -> RecordDict:
+    """A client's message: its update and nothing else."""
+    return RecordDict({_UPDATE: write_arrays(arrays)})
 
 
 def update_in(content: RecordDict) -> ClientUpdate:
-    """The parcel in a client's message; anything else in it, or anything amiss, is refused."""
-    if set(content) != {_LETTER} or _LETTER not in content.array_records:
-        raise InvalidInput(f"malformed: a reply holds one letter, this one holds {len(content)} records")
-    return update_of_arrays(read_arrays(content.array_records[_LETTER]))
+    """The update in a client's message; anything else in it, or anything amiss, is refused."""
+    if set(content) != {_UPDATE} or _UPDATE not in content.array_records:
+        raise InvalidInput(f"malformed: a reply holds one update, this one holds {len(content)} records")
+    return update_of_arrays(read_arrays(content.array_records[_UPDATE]))
 
 
 def weight(content: RecordDict) -> int:

@@ -52,13 +52,13 @@ def answered(desk_of: Callable[[Instruction, Context], ClientContext], message: 
     return Message(RecordDict({_ANSWER: ConfigRecord({_NAME: name})}), reply_to=message)
 
 
-def _keep(desk: ClientContext, instruction: Instruction, run: int) -> None:
+def _keep(client_context: ClientContext, instruction: Instruction, run: int) -> None:
     """The model this client would use, made with its own rows, in its own folder."""
-    work, sent = desk.side.work, instruction.sent
-    with desk.home.busy():
-        state = state_of_client(work.state_sizes, desk.home.recall(run), dtype_of(sent))
-        mine = used(work, work.objective, sent, desk.rows(), state, instruction.order)
-        desk.home.keep_model(run, mine.weights[0].numpy(), mine.models[0].numpy())
+    work, sent = client_context.side.work, instruction.sent
+    with client_context.home.busy():
+        state = state_of_client(work.state_sizes, client_context.home.recall(run), dtype_of(sent))
+        mine = used(work, work.objective, sent, client_context.rows(), state, instruction.order)
+        client_context.home.keep_model(run, mine.weights[0].numpy(), mine.models[0].numpy())
 
 
 def name_in(message: Message | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from sordina.federated.flower.engine import Flower
 from sordina.federated.objective import Objective
 from sordina.federated.recipe import FederatedRecipe
-from sordina.federated.record import RoundTrace, guarantee_facts, privacy_facts
+from sordina.federated.record import RoundTrace, claim_of, guarantee_facts, leaked
 from sordina.federated.round import FederatedRun, RoundView
 from sordina.run_folder import METRICS, MODELS, RECIPE, RESULT, FolderState, RunFolder, state_of
 
@@ -117,12 +117,10 @@ def write_run(
     folder.write_json(RESULT, document)
     folder.write_json(RECIPE, recipe.to_dict() | {"population": engine.clients})
     folder.write(METRICS, "".join(json.dumps(one) + "\n" for one in trace.lines).encode())
-    facts = privacy_facts(statement, releasable, len(result.history), engine.clients)
-    if statement.placement == "metric":
-        facts |= {"leakage_per_client": result.leakage.tolist(), "leakage_limit": recipe.leakage_limit}
-        facts["radius_mode"] = "sound" if statement.sound else "heuristic"
+    more = leaked(statement, result.leakage, recipe.leakage_limit)
+    claim = claim_of(statement, releasable, len(result.history), engine.clients, more)
     folder.finish(
-        lambda file: np.savez(file, models=result.best.numpy(), last=result.models.numpy()), facts, settle, name=MODELS
+        lambda file: np.savez(file, models=result.best.numpy(), last=result.models.numpy()), claim, settle, name=MODELS
     )
     for name, told in ({} if secret else engine.tally).items():
         LOG.info("%s: asked %d times%s", name, told["asked"], _rest(told))

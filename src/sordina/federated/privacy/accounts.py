@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sordina import private_files
-from sordina.accounting import Composed, Event, Gaussian, PoissonSampled, Repeated, accountant
+from sordina.accounting import ApproximateDP, Composed, Event, Gaussian, PoissonSampled, Repeated, accountant
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.privacy import Adjacency, format_up
 from sordina.run_folder import read_json
@@ -121,9 +121,13 @@ class ClientAccount:
 #                      (metric privacy, public radius R)                  most ``sum d``
 # ``heuristic``        ``n / nu`` at the paper's secret radius            no bound (errata 4), but counted
 # ``clear``            1 where nothing is hidden from the server          no bound
+# ``failure``          the chance that what hides it fails, by draws      a part of the client's delta
+#                      that do not depend on data
 # ===================  =================================================  ======================================
 
-_SUMS = ("gaussian", "record", "per_distance", "heuristic", "clear")
+_SUMS = ("gaussian", "record", "per_distance", "heuristic", "clear", "failure")
+_LATER = {"failure"}
+"""Sums that older accounts do not have."""
 Steps: TypeAlias = tuple[float, float, int]
 """Sampling rate, noise multiplier, and how many such steps."""
 _FINEST = 10**24
@@ -145,6 +149,7 @@ class Leakage:
     per_distance: Fraction = Fraction()
     heuristic: Fraction = Fraction()
     clear: Fraction = Fraction()
+    failure: Fraction = Fraction()
     sampled: tuple[Steps, ...] = ()
 
     def __add__(self, other: Leakage) -> Leakage:
@@ -166,8 +171,12 @@ class Leakage:
         ]
         if total:
             parts.append(Gaussian(math.nextafter(math.nextafter(1 / math.sqrt(float(total)), 0.0), 0.0)))
+        if self.failure >= exact(delta):
+            return math.inf
         if not parts:
             return 0.0
+        if self.failure:
+            parts.append(ApproximateDP(0.0, math.nextafter(float(self.failure), 1.0)))
         adjacency = Adjacency.ADD_REMOVE if self.sampled else Adjacency.REPLACE_ONE
         return accountant("pld").epsilon(Composed(tuple(parts)) if len(parts) > 1 else parts[0], delta, adjacency)
 
@@ -179,7 +188,8 @@ class Leakage:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Leakage:
         """What `to_dict` wrote; anything else raises ValueError, KeyError or TypeError."""
-        values: dict[str, Any] = {name: Fraction(str(data[name])) for name in _SUMS}
+        old = dict.fromkeys(_LATER, "0")
+        values: dict[str, Any] = {name: Fraction(str((old | dict(data))[name])) for name in _SUMS}
         sampled = tuple(_steps(*one) for one in data.get("sampled", ()))
         if any(value < 0 for value in values.values()):
             raise ValueError("a negative leakage")

@@ -18,7 +18,7 @@ from torch import Tensor
 from sordina.accounting import Event, Gaussian, Repeated, accountant
 from sordina.clipping import Fixed, PerLayer, Policy, Sector
 from sordina.clipping.per_layer import arrange
-from sordina.clipping.policy import spread
+from sordina.clipping.policy import split_at, spread
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.population import ClientSelection, SampledClients
@@ -153,22 +153,22 @@ class Central:
             sums += clipped_sums(MatrixTape(vectors[:, place]), policy, current)
         return ClientUpdate(tuple(sums))
 
-    def open(self, parcel: ClientUpdate, state: CentralState, rng: np.random.Generator) -> tuple[Release, CentralState]:
+    def open(self, update: ClientUpdate, state: CentralState, rng: np.random.Generator) -> tuple[Release, CentralState]:
         """Noise the sums, adapt the policies to what was released, divide by the expected number of clients."""
         columns = self.columns(state.size)
-        left = list((parcel + self._missing(parcel, state, rng)).sums)
+        left = list((update + self._missing(update, state, rng)).sums)
         mean = left[0].new_empty(state.size)
         policies = []
-        for (place, _, policy), current, nus in zip(
-            columns, state.policies, self.multipliers(len(columns)), strict=True
-        ):
+        share = self.plan.noise_multiplier * len(columns) ** 0.5
+        for (place, _, policy), current in zip(columns, state.policies, strict=True):
+            nus = split_at(policy, share, current)
             totals, left = left[: len(nus)], left[len(nus) :]
             released = noised(totals, policy, current, nus, self.plan, rng)
             mean[place] = released.mean()
             policies.append(policy.adapt(current, released))
         return Release(mean), CentralState(state.size, tuple(policies))
 
-    def _missing(self, parcel: ClientUpdate, state: CentralState, rng: np.random.Generator) -> ClientUpdate:
+    def _missing(self, update: ClientUpdate, state: CentralState, rng: np.random.Generator) -> ClientUpdate:
         """Zero updates in place of clients that sent nothing usable.
 
         Under replace-one the number of terms is part of the guarantee: a sector does not hold the zero vector, so a
@@ -176,8 +176,8 @@ class Central:
         absence.
         """
         fixed = self.plan.adjacency is Adjacency.REPLACE_ONE
-        count = max(0, round(self.plan.sampler.expected_batch) - parcel.answered) if fixed else 0
-        dtype = parcel.sums[0].dtype if parcel.sums else torch.get_default_dtype()
+        count = max(0, round(self.plan.sampler.expected_batch_size) - update.answered) if fixed else 0
+        dtype = update.sums[0].dtype if update.sums else torch.get_default_dtype()
         return self.seal(ClientResult(torch.zeros(count, state.size, dtype=dtype), torch.zeros(count)), state, rng)
 
     def multipliers(self, groups: int) -> list[tuple[float, ...]]:

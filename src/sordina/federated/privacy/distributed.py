@@ -44,15 +44,15 @@ from torch import Tensor
 
 from sordina.accounting import ApproximateDP, Composed, Event, Gaussian, Repeated, accountant, noise_multiplier
 from sordina.clipping import Fixed, Policy
-from sordina.clipping.policy import spread
+from sordina.clipping.policy import split_at, spread
 from sordina.errors import InvalidInput
 from sordina.federated.algorithms.algorithm import ClientWork
 from sordina.federated.decentralized.aggregation_graph import AggregationGraph, plan_graph
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.objective import Objective
-from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.population import ClientSelection
 from sordina.federated.privacy.accounts import Leakage, exact
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement, check_in_turn
 from sordina.gradients.explicit import MatrixTape
 from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 from sordina.queries import Released
@@ -150,8 +150,7 @@ class Distributed:
 
     def check(self, selection: ClientSelection, rounds: int) -> None:
         """Every client takes part equally often, and as many are asked each time as the noise was made for."""
-        if not isinstance(selection, ClientsInTurn) or selection.batch != self.clients:
-            raise InvalidInput(f"distributed privacy asks {self.clients} clients in turn: select with InTurn.")
+        check_in_turn(selection, self.clients, "distributed")
 
     def start(self, size: int) -> DistributedState:
         """The policy's first state; a policy without a bound is refused here."""
@@ -164,13 +163,14 @@ class Distributed:
         return Fraction(1)
 
     def leakage(self, size: int) -> Leakage:
-        """``4 / nu^2``: a client that is *replaced* moves the sum by twice its bound."""
-        return Leakage(gaussian=4 / exact(self.noise_multiplier) ** 2)
+        """``4 / nu^2``: a client that is *replaced* moves the sum by twice its bound; and that the graph fails."""
+        nu = spread(self.clipping.split(self.noise_multiplier))
+        return Leakage(gaussian=4 / exact(nu) ** 2, failure=exact(self.graph.failure))
 
     def scales(self, state: DistributedState) -> list[float]:
         """The standard deviation of one client's noise on each query."""
         bounds = self.clipping.bounds(state.policy, Adjacency.ADD_REMOVE)
-        nus = self.clipping.split(self.noise_multiplier)
+        nus = split_at(self.clipping, self.noise_multiplier, state.policy)
         pairs = zip(bounds, nus, strict=True)
         return [math.nextafter(bound * nu / math.sqrt(self.honest), math.inf) for bound, nu in pairs]
 
@@ -197,12 +197,12 @@ class Distributed:
         return ClientUpdate() if total is None else ClientUpdate((torch.from_numpy(total),))
 
     def open(
-        self, parcel: ClientUpdate, state: DistributedState, rng: np.random.Generator
+        self, update: ClientUpdate, state: DistributedState, rng: np.random.Generator
     ) -> tuple[Release | None, DistributedState]:
         """At the server: the mean over those that remained, or nothing where too few did."""
-        if not parcel.sums or parcel.answered < self.least:
+        if not update.sums or update.answered < self.least:
             return None, state
-        total = np.asarray(parcel.sums[0].numpy(), dtype=np.int64)
+        total = np.asarray(update.sums[0].numpy(), dtype=np.int64)
         if self.bits(state) == 32:
             total = (total + 2**31) % 2**32 - 2**31
         scales, answers, first = self.scales(state), [], 0
@@ -210,10 +210,10 @@ class Distributed:
             part = total[first : first + blank.numel()]
             answers.append(torch.from_numpy(part * grid_of(scale)[0]).float().reshape(blank.shape))
             first += blank.numel()
-        noise = tuple(scale * math.sqrt(parcel.answered) for scale in scales)
-        released = Released(tuple(answers), noise, float(parcel.answered))
+        noise = tuple(scale * math.sqrt(update.answered) for scale in scales)
+        released = Released(tuple(answers), noise, float(update.answered))
         policy = self.clipping.adapt(state.policy, released)
-        remained = torch.cat([state.remained, torch.tensor([parcel.answered])])
+        remained = torch.cat([state.remained, torch.tensor([update.answered])])
         return Release(released.mean()), DistributedState(state.size, policy, remained)
 
     def event(self, remained: int | None = None) -> Event:
@@ -308,5 +308,4 @@ class DistributedDP:
             dropout=self.dropout,
             clipping=self.clipping,
         )
-        selection = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
-        return Placed(work, placement, selection, Fraction(placement.participations))
+        return Placed.in_turn(work, placement, facts)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sordina.accounting import Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
-from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.population import ClientSelection
 from sordina.federated.privacy.accounts import Leakage, exact
 from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
 from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
@@ -40,8 +40,7 @@ class LocalDP:
     def place(self, objective: Objective, work: ClientWork, facts: FederationFacts) -> Placed:
         """See `FederatedPrivacy`."""
         placement = Local.within(self.budget, self.threshold, facts.participations)
-        in_turn = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
-        return Placed(work, placement, in_turn, Fraction(placement.participations))
+        return Placed.in_turn(work, placement, facts)
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,11 @@ class Local:
         scale = 2 * self.clip * self.noise_multiplier
         return ClientUpdate(vectors=add_noise(clipped, scale, rng))
 
-    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, update: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The noised vectors and their plain mean."""
-        if parcel.vectors is None or not len(parcel.vectors):
+        if update.vectors is None or not len(update.vectors):
             return None, None
-        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+        return Release(update.vectors.mean(dim=0), update.vectors), None
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """What the client that took part most often is guaranteed."""
@@ -157,11 +156,11 @@ class RecordNoise:
         scale = outcome.record_bound * self.noise_multiplier
         return ClientUpdate(vectors=add_noise(outcome.vectors.clone(), scale, rng))
 
-    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, update: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The noised vectors and their plain mean."""
-        if parcel.vectors is None or not len(parcel.vectors):
+        if update.vectors is None or not len(update.vectors):
             return None, None
-        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+        return Release(update.vectors.mean(dim=0), update.vectors), None
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """What every record is guaranteed."""

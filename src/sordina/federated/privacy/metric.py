@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
-from sordina.federated.population import ClientSelection, ClientsInTurn, SampledClients
+from sordina.federated.population import ClientSelection, SampledClients
 from sordina.federated.privacy.accounts import Leakage, exact
 from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
 from sordina.mechanisms.metric_laplace import MetricLaplace
@@ -107,7 +107,7 @@ class MetricDP:
         limit = None if self.leakage_limit is None else exact(self.leakage_limit)
         selection: ClientSelection = SampledClients(FixedSize(facts.clients_per_round, facts.clients))
         if facts.takes_turns:
-            selection = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
+            selection = facts.in_turn
         return Placed(work, Metric(self.noise_multiplier, self.rule), selection, limit)
 
 
@@ -119,14 +119,14 @@ class Metric:
     gradient inversion): layer l leaks ``n_l / nu``, together again ``n / nu``.
     """
 
-    nu: float
+    noise_multiplier: float
     radius: Radius = UpdateRadius()
     layers: tuple[int, ...] = ()
     vectors_released: bool = True
     hides_failures: bool = True
 
     def __post_init__(self) -> None:
-        check_positive("noise multiplier nu", self.nu)
+        check_positive("noise multiplier nu", self.noise_multiplier)
 
     def check(self, selection: ClientSelection, rounds: int) -> None:
         """Any clients, any number of rounds."""
@@ -138,7 +138,7 @@ class Metric:
 
     def cost(self, size: int) -> Fraction:
         """Exactly ``n / nu``."""
-        return Fraction(size) / exact(self.nu)
+        return Fraction(size) / exact(self.noise_multiplier)
 
     def leakage(self, size: int) -> Leakage:
         """``n / (nu R)`` per unit of distance; by the paper's radius ``n / nu``, which bounds nothing."""
@@ -169,11 +169,11 @@ class Metric:
         noised = units * MetricLaplace(_per_distance(share, 1.0), Unit.USER).release_rows(vectors / units, rng)
         return torch.as_tensor(noised).to(vectors)
 
-    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
-        """The sanitised vectors and their plain mean: sample counts are nobody's business."""
-        if parcel.vectors is None or not len(parcel.vectors):
+    def open(self, update: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+        """The sanitised vectors and their plain mean: sample counts are not revealed."""
+        if update.vectors is None or not len(update.vectors):
             return None, None
-        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+        return Release(update.vectors.mean(dim=0), update.vectors), None
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """Leakage within the radius, and whether it is proven."""
@@ -193,7 +193,7 @@ class Metric:
             told = "even if it were one, "
         if facts.participations:
             words += f" In {facts.participations} participations {format_up(total)}: {told}{leakage_in_words(total)}."
-        details = {"nu": self.nu, "radius": str(self.radius), "per_participation": each, "n": facts.size}
+        details = {"nu": self.noise_multiplier, "radius": str(self.radius), "per_participation": each, "n": facts.size}
         return PrivacyStatement("metric", words, sound=self.radius.sound, details=details)
 
 

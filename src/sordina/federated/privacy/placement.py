@@ -17,7 +17,7 @@ import numpy as np
 from sordina.accounting import Event
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
-from sordina.federated.population import ClientSelection, SampledClients
+from sordina.federated.population import ClientSelection, ClientsInTurn, SampledClients
 from sordina.federated.privacy.accounts import Leakage
 from sordina.privacy import Adjacency, Unit, delta_warning
 from sordina.sampling import FixedSize
@@ -60,7 +60,7 @@ class Placement(Protocol):
         """At the client: turn finite outcomes into what may leave."""
         ...
 
-    def open(self, parcel: ClientUpdate, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
+    def open(self, update: ClientUpdate, state: Any, rng: np.random.Generator) -> tuple[Release | None, Any]:
         """At the server: turn what arrived into what may be used, and the next state; None when nothing arrived."""
         ...
 
@@ -101,6 +101,11 @@ class FederationFacts:
         """The most a client takes part when everybody takes turns."""
         return math.ceil(self.rounds / (self.clients // self.clients_per_round))
 
+    @property
+    def in_turn(self) -> ClientsInTurn:
+        """Everybody once before anybody twice."""
+        return ClientsInTurn(self.clients_per_round, self.seed or 0)
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -111,6 +116,17 @@ class Placed:
     selection: ClientSelection
     limit: Fraction | None = None
     """The limit every client sets for its own account, in the placement's costs."""
+
+    @classmethod
+    def in_turn(cls, work: ClientWork, placement: Placement, facts: FederationFacts) -> Placed:
+        """Clients in turn, each as often as the noise was made for, at a cost of 1.
+
+        Args:
+            work: What clients compute.
+            placement: Made for ``facts.participations`` rounds of a client.
+            facts: What is public about the run.
+        """
+        return cls(work, placement, facts.in_turn, Fraction(facts.participations))
 
 
 @runtime_checkable
@@ -213,6 +229,18 @@ UNIFORM = ClientWeights()
 BY_SAMPLES = ClientWeights(by_samples=True)
 
 
+def check_in_turn(selection: ClientSelection, clients: int, name: str) -> None:
+    """Refuse a selection in which clients take part unequally often, or others than so many in a round.
+
+    Args:
+        selection: Who takes part.
+        clients: How many the noise was made for.
+        name: Of the privacy, for the message.
+    """
+    if not isinstance(selection, ClientsInTurn) or selection.clients_per_round != clients:
+        raise InvalidInput(f"{name} privacy asks {clients} clients in turn: select so many with ClientsInTurn.")
+
+
 # No privacy: the server sees every update. For comparison, and for data that is public.
 
 
@@ -261,13 +289,13 @@ class ClearUpdates:
         weights = self.weights.of(outcome)
         return ClientUpdate((weights @ outcome.vectors, weights.sum()), outcome.vectors if self.gather else None)
 
-    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, update: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The weighted mean."""
-        if not parcel.sums or float(parcel.sums[1]) == 0:
+        if not update.sums or float(update.sums[1]) == 0:
             return None, None
-        return Release(parcel.sums[0] / parcel.sums[1], parcel.vectors), None
+        return Release(update.sums[0] / update.sums[1], update.vectors), None
 
     def statement(self, facts: Facts) -> PrivacyStatement:
-        """None."""
+        """That there is no privacy."""
         words = "No privacy: the server sees every client's update in the clear."
         return PrivacyStatement("none", words, sound=True)

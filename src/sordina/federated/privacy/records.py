@@ -14,7 +14,7 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining
 from sordina.federated.algorithms.private_training import PrivateLocalTraining
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
-from sordina.federated.population import ClientSelection, ClientsInTurn
+from sordina.federated.population import ClientSelection
 from sordina.federated.privacy.accounts import Leakage
 from sordina.federated.privacy.local import RecordNoise
 from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
@@ -57,7 +57,7 @@ class RecordDP:
                 "record-level privacy needs a public number of records per client, to draw and divide by: say "
                 "RecordDP(budget, records=...), --records on the command line. A round number near the truth will do."
             )
-        in_turn = ClientsInTurn(facts.clients_per_round, facts.seed or 0)
+        in_turn = facts.in_turn
         limit = Fraction(facts.participations)
         if isinstance(work, LocalGradient):
             clipped = ClippedGradient(objective, self.threshold, divisor=float(self.records))
@@ -68,7 +68,7 @@ class RecordDP:
                 "ways that have no private form here."
             )
         local = work.steps
-        sampler = Poisson(min(local.batch, self.records), self.records)
+        sampler = Poisson(min(local.batch_size, self.records), self.records)
         steps = local.steps or math.ceil(local.epochs / sampler.rate)
         placement = PrivateUpdates.within(self.budget, sampler, steps, facts.participations)
         trained = PrivateLocalTraining(
@@ -130,11 +130,11 @@ class PrivateUpdates:
         """As they are: the work has noised them."""
         return ClientUpdate(vectors=outcome.vectors)
 
-    def open(self, parcel: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
+    def open(self, update: ClientUpdate, state: None, rng: np.random.Generator) -> tuple[Release | None, None]:
         """The vectors and their plain mean."""
-        if parcel.vectors is None or not len(parcel.vectors):
+        if update.vectors is None or not len(update.vectors):
             return None, None
-        return Release(parcel.vectors.mean(dim=0), parcel.vectors), None
+        return Release(update.vectors.mean(dim=0), update.vectors), None
 
     def statement(self, facts: Facts) -> PrivacyStatement:
         """What every record is guaranteed."""

@@ -106,7 +106,7 @@ class Correlation:
         """Some of the units."""
         rows = (units[:, None] * self.fold.rows + torch.arange(self.fold.rows, device=units.device)).flatten()
         image, signal = self.image.index_select(0, rows), self.signal.index_select(0, rows)
-        return replace(self, image=image, signal=signal, fold=replace(self.fold, units=len(units)))
+        return replace(self, image=image, signal=signal, fold=self.fold._replace(units=len(units)))
 
     def written(self) -> Dense:
         """All of the vectors, written down."""

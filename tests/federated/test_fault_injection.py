@@ -117,7 +117,7 @@ def test_who_released_is_charged_even_if_refused_and_who_dropped_out_is_not():
     expected = [0] * CLIENTS
     for number in range(20):
         drawn = selection.draw(number, CLIENTS, np.random.default_rng(0))
-        silent, _ = engine.weather.draw(number, len(drawn))
+        silent, _ = engine.faults.draw(number, len(drawn))
         for client in drawn[~silent]:
             expected[client] += 1
     assert [account.participations for account in engine.accounts] == expected
@@ -150,14 +150,14 @@ def test_central_privacy_divides_by_the_expected_clients_and_spends_the_same_in_
     call = RoundRequest({"model": torch.zeros(10)}, quiet.start(10), RowOrder(0, 0))
     asked = np.arange(12)
     engine = FaultInjectingEngine(InProcess(people()), STORM)
-    parcel = engine.map_reduce(side, call, asked, np.random.default_rng(0))
+    update = engine.map_reduce(side, call, asked, np.random.default_rng(0))
     silent, _ = STORM.draw(0, 12)
     good = [client for client in asked[~silent] if client not in (3, 7)]
-    assert parcel.answered == len(good) < 12
+    assert update.answered == len(good) < 12
     alone, _ = InProcess(people()).apart(side, call, np.array(good), np.random.default_rng(0))
     total = sum(one.sums[0] for one in alone.values())
-    assert torch.allclose(parcel.sums[0], total, atol=1e-6)
-    release, _ = quiet.open(parcel, call.privacy, np.random.default_rng(0))
+    assert torch.allclose(update.sums[0], total, atol=1e-6)
+    release, _ = quiet.open(update, call.privacy, np.random.default_rng(0))
     noise = 0.5 * quiet.plan.noise_multiplier / 15
     assert (release.mean - total / 15).norm() < 8 * noise * 10**0.5
 
@@ -168,16 +168,18 @@ def test_under_replace_one_a_silent_client_is_a_zero_update():
     state = placement.start(10)
     call = RoundRequest({"model": torch.zeros(10)}, state, RowOrder(0, 0))
     engine = FaultInjectingEngine(InProcess(people()), FaultInjection(hostile={0: "nan"}))
-    parcel = engine.map_reduce(side, call, np.arange(15), np.random.default_rng(0))
-    assert (parcel.answered, [one.sender for one in parcel.refused]) == (14, [0])
-    filled = parcel + placement._missing(parcel, state, np.random.default_rng(0))
+    update = engine.map_reduce(side, call, np.arange(15), np.random.default_rng(0))
+    assert (update.answered, [one.sender for one in update.refused]) == (14, [0])
+    filled = update + placement._missing(update, state, np.random.default_rng(0))
     alone, _ = InProcess(people()).apart(side, call, np.arange(1, 15), np.random.default_rng(0))
     assert torch.allclose(filled.sums[0], sum(one.sums[0] for one in alone.values()), atol=1e-6)
 
 
-def letters(guard, side, call, ids):
-    parcels, _ = InProcess(people()).apart(side, call, ids, np.random.default_rng(0))
-    return [ReceivedUpdate(client, guard.token(call.order.round, client), parcel) for client, parcel in parcels.items()]
+def letters(validator, side, call, ids):
+    updates, _ = InProcess(people()).apart(side, call, ids, np.random.default_rng(0))
+    return [
+        ReceivedUpdate(client, validator.token(call.order.round, client), update) for client, update in updates.items()
+    ]
 
 
 def outdoors(number=4):
@@ -186,18 +188,18 @@ def outdoors(number=4):
 
 
 def test_the_guard_knows_its_passes():
-    guard, side, call = outdoors()
+    validator, side, call = outdoors()
     asked = np.array([5, 2, 9])
-    one, two, three = letters(guard, side, call, asked)
-    forged = ReceivedUpdate(two.sender, one.token, two.parcel)
-    random = ReceivedUpdate(three.sender, b"x" * 32, three.parcel)
-    stale = ReceivedUpdate(one.sender, guard.token(2, one.sender), one.parcel)
-    unasked = ReceivedUpdate(20, guard.token(4, 20), one.parcel)
-    stranger = ReceivedUpdate(10**6, b"", one.parcel)
-    parcel = guard.sift([forged, random, stale, unasked, stranger, one, one], side, call, asked)
-    assert parcel.answered == 1
-    assert parcel.senders == (one.sender,)
-    assert [(r.sender, r.reason.split(":")[0]) for r in parcel.refused] == [
+    one, two, three = letters(validator, side, call, asked)
+    forged = ReceivedUpdate(two.sender, one.token, two.update)
+    random = ReceivedUpdate(three.sender, b"x" * 32, three.update)
+    stale = ReceivedUpdate(one.sender, validator.token(2, one.sender), one.update)
+    unasked = ReceivedUpdate(20, validator.token(4, 20), one.update)
+    stranger = ReceivedUpdate(10**6, b"", one.update)
+    update = validator.sift([forged, random, stale, unasked, stranger, one, one], side, call, asked)
+    assert update.answered == 1
+    assert update.senders == (one.sender,)
+    assert [(r.sender, r.reason.split(":")[0]) for r in update.refused] == [
         (two.sender, "impostor"),
         (three.sender, "impostor"),
         (one.sender, "late"),
@@ -205,17 +207,17 @@ def test_the_guard_knows_its_passes():
         (10**6, "impostor"),
         (one.sender, "duplicate"),
     ]
-    assert UpdateValidator().token(4, 5) != guard.token(4, 5)
+    assert UpdateValidator().token(4, 5) != validator.token(4, 5)
 
 
 def test_a_forged_letter_does_not_keep_the_honest_one_out():
-    guard, side, call = outdoors()
+    validator, side, call = outdoors()
     asked = np.array([5, 2, 9])
-    honest = letters(guard, side, call, asked)
-    forged = ReceivedUpdate(honest[0].sender, b"?" * 32, honest[1].parcel)
-    parcel = guard.sift([forged, *honest], side, call, asked)
-    assert parcel.answered == 3
-    assert parcel.senders == (5, 2, 9)
+    honest = letters(validator, side, call, asked)
+    forged = ReceivedUpdate(honest[0].sender, b"?" * 32, honest[1].update)
+    update = validator.sift([forged, *honest], side, call, asked)
+    assert update.answered == 3
+    assert update.senders == (5, 2, 9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,11 +231,11 @@ def test_every_kind_of_hostility_is_named_and_the_others_count(kind, name):
     )
     for number in range(2):
         call = RoundRequest({"model": torch.full((10,), 0.1 * number)}, placement.start(10), RowOrder(0, number))
-        parcel = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(number))
-    assert len(parcel.refused) == 1
-    refused = parcel.refused[0]
+        update = engine.map_reduce(side, call, np.arange(10), np.random.default_rng(number))
+    assert len(update.refused) == 1
+    refused = update.refused[0]
     assert refused.sender == (0 if kind == "impostor" else 6)
-    assert parcel.answered == (10 if kind in ("duplicate", "impostor") else 9)
+    assert update.answered == (10 if kind in ("duplicate", "impostor") else 9)
     word = {"nan": "finite", "huge": "larger", "duplicate": "duplicate", "malformed": "malformed"}
     assert word.get(kind, kind) in refused.reason
 
@@ -242,15 +244,15 @@ def test_a_client_that_just_passes_its_bound_is_refused_and_an_honest_one_never_
     placement, _ = placements()["central"]
     side = ClientSide(LocalTraining(objective(), LocalSteps(5.0, 5)), placement)
     call = RoundRequest({"model": torch.zeros(10)}, placement.start(10), RowOrder(0, 0))
-    guard = UpdateValidator()
-    honest = letters(guard, side, call, np.arange(CLIENTS))
-    assert max(float(one.parcel.sums[0].norm()) for one in honest) == pytest.approx(0.5, rel=1e-4)
-    assert guard.sift(honest, side, call, np.arange(CLIENTS)).answered == CLIENTS
+    validator = UpdateValidator()
+    honest = letters(validator, side, call, np.arange(CLIENTS))
+    assert max(float(one.update.sums[0].norm()) for one in honest) == pytest.approx(0.5, rel=1e-4)
+    assert validator.sift(honest, side, call, np.arange(CLIENTS)).answered == CLIENTS
     from dataclasses import replace
 
-    over = [replace(one, parcel=replace(one.parcel, sums=(one.parcel.sums[0] * 1.1,))) for one in honest]
-    assert UpdateValidator(key=guard.key).sift(over, side, call, np.arange(CLIENTS)).answered == sum(
-        1.1 * float(one.parcel.sums[0].norm()) <= 0.5005 for one in honest
+    over = [replace(one, update=replace(one.update, sums=(one.update.sums[0] * 1.1,))) for one in honest]
+    assert UpdateValidator(key=validator.key).sift(over, side, call, np.arange(CLIENTS)).answered == sum(
+        1.1 * float(one.update.sums[0].norm()) <= 0.5005 for one in honest
     )
 
 

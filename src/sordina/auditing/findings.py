@@ -1,0 +1,254 @@
+"""What attacks achieved and what that proves, set beside what was claimed, in words that promise no more than it does.
+
+=========================  ==========================================================================================
+word                       when
+=========================  ==========================================================================================
+``REFUTED``                chance decided who was in, and a bound passed the claim at the stated confidence
+``NOT PRIVATE``            no limit was claimed: nothing bounds what the model may tell
+``CLAIMED, NOT VERIFIED``  a limit was claimed, no attack broke it, and nobody proved it
+``PRIVATE``                Sordina computed the limit from the events that ran, and no attack broke it
+=========================  ==========================================================================================
+
+An attack that finds little proves little: no audit turns a claim into a proof.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sordina.auditing.bounds import LowerBound
+from sordina.auditing.one_run import Membership
+from sordina.auditing.scores import Estimate, Roc, Scores, auc, roc, tpr_at
+from sordina.errors import InvalidInput
+from sordina.privacy import Adjacency, Guarantee, Unit, check_delta, format_down, format_up
+
+REFUTED = "REFUTED"
+NOT_PRIVATE = "NOT PRIVATE"
+NOT_VERIFIED = "CLAIMED, NOT VERIFIED"
+PRIVATE = "PRIVATE"
+NO_SPLIT = "who was in was not decided by chance, so that another difference between the two groups may show"
+NO_PROOF = "An attack that finds no more proves nothing: a stronger one may."
+LOW_RATES = (0.01, 0.001)
+"""False positive rates at which a membership attack is judged (Carlini et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack on one model or mechanism. ``scores`` are those reported on: nothing was tuned on them.
+
+    Args:
+        name: The attack's name.
+        claim: What was claimed, if anything was.
+        confidence: With which probability the bounds hold.
+        seconds: How long the attack took.
+        details: What the attack says of itself.
+        membership: How it was decided who was in.
+        knows: What the attacker had.
+    """
+
+    name: str
+    scores: Scores
+    bounds: tuple[LowerBound, ...]
+    """The first one decides; the others are for comparison, under their own assumptions."""
+    claim: Guarantee | None = None
+    confidence: float = 0.95
+    seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+    membership: Membership = field(default_factory=lambda: Membership("coins"))
+    knows: str = "what the model answers"
+
+    @cached_property
+    def auc(self) -> Estimate:
+        """Area under the ROC curve."""
+        return auc(self.scores, self.confidence)
+
+    @cached_property
+    def roc(self) -> Roc:
+        """The ROC curve."""
+        return roc(self.scores)
+
+    @cached_property
+    def tpr(self) -> dict[float, Estimate]:
+        """TPR at 1 % and 0.1 % FPR."""
+        return {rate: tpr_at(self.scores, rate, self.confidence) for rate in LOW_RATES}
+
+    @property
+    def bound(self) -> LowerBound:
+        """The bound that decides."""
+        return self.bounds[0]
+
+    @property
+    def random_split(self) -> bool:
+        """Whether chance alone decided who was in; without it a difference between the two groups proves nothing."""
+        return self.membership.by_chance
+
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether epsilon was shown to be above what was claimed."""
+        return self.random_split and self._above
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether it would have been shown, had chance decided who was in."""
+        return not self.random_split and self._above
+
+    @property
+    def _above(self) -> bool:
+        return self.claim is not None and self.bound.epsilon > self.claim.epsilon
+
+    @property
+    def verdict(self) -> str:
+        """The finding in a sentence or two."""
+        proven, delta = format_down(self.bound.epsilon), self.bound.delta
+        shown = f"epsilon >= {proven} at delta {delta:.3g}, confidence {100 * self.bound.confidence:.4g} %"
+        if self.claim is None:
+            measured = "" if self.random_split else f" {_sentence(NO_SPLIT)}"
+            return f"{self.name}: {shown}; no epsilon was claimed.{measured}"
+        if math.isinf(self.claim.epsilon):
+            return f"{self.name}: {shown}; the model claims no privacy."
+        claimed = format_up(self.claim.epsilon)
+        if self.suspicious:
+            return (
+                f"NOT A REFUTATION: {self.name} finds {shown}, above the claimed epsilon {claimed}, but {NO_SPLIT}. "
+                "Leave rows out by chance and audit again (--rows)."
+            )
+        if self.exceeds_claim:
+            return f"CLAIM REFUTED by {self.name}: {shown}, but epsilon {claimed} was claimed."
+        unproven = "" if self.random_split else f"; {NO_SPLIT}"
+        return f"{self.name}: {shown}; not above the claimed epsilon {claimed}{unproven}. {NO_PROOF}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture."""
+        return {
+            "attack": self.name,
+            "knows": self.knows,
+            "members": len(self.scores.inside),
+            "non_members": len(self.scores.outside),
+            "auc": self.auc.to_dict(),
+            "tpr_at_fpr": {str(rate): estimate.to_dict() for rate, estimate in self.tpr.items()},
+            "bounds": [bound.to_dict() for bound in self.bounds],
+            "claimed_epsilon": _claimed(self.claim),
+            "membership": str(self.membership),
+            "random_split": self.random_split,
+            "exceeds_claim": self.exceeds_claim,
+            "suspicious": self.suspicious,
+            "verdict": self.verdict,
+            "roc": thinned(self.roc).to_dict(),
+            "seconds": round(self.seconds, 3),
+            "details": self.details,
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All attacks on one model.
+
+    Args:
+        results: One result per attack.
+        claim: What was claimed, if anything was.
+        proved: Whether Sordina itself computed the claim from the events that ran.
+    """
+
+    results: tuple[AttackResult, ...]
+    claim: Guarantee | None = None
+    proved: bool = False
+
+    def __getitem__(self, name: str) -> AttackResult:
+        """The result of the attack called ``name``."""
+        for result in self.results:
+            if result.name == name:
+                return result
+        raise KeyError(f"no attack called {name!r} here; there are {[result.name for result in self.results]}")
+
+    @property
+    def ranked(self) -> tuple[AttackResult, ...]:
+        """The strongest attack first: by what it proves, then by how well it tells members apart."""
+        return tuple(sorted(self.results, key=lambda one: (-one.bound.epsilon, -one.auc.value)))
+
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether any attack refuted the claim."""
+        return any(result.exceeds_claim for result in self.results)
+
+    @property
+    def epsilon_lower(self) -> float:
+        """The largest bound of all attacks; the error was shared among them, so it holds for whichever it is."""
+        return max(result.bound.epsilon for result in self.results)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``audit.json`` and figures to ``folder``; returns it.
+
+        Args:
+            folder: Where to; made if it is not there.
+        """
+        from sordina.auditing.runs import write_audit
+
+        return write_audit(self, folder)
+
+    @property
+    def word(self) -> str:
+        """``REFUTED``, ``NOT PRIVATE``, ``CLAIMED, NOT VERIFIED`` or ``PRIVATE``."""
+        if self.exceeds_claim:
+            return REFUTED
+        if self.claim is None or math.isinf(self.claim.epsilon):
+            return NOT_PRIVATE
+        return PRIVATE if self.proved else NOT_VERIFIED
+
+    @property
+    def verdict(self) -> str:
+        """The finding in words: that of the strongest attack."""
+        said = self.ranked[0].verdict
+        many = len(self.results)
+        together = f" The {many} attacks together: confidence {self.results[0].confidence:.4g}." if many > 1 else ""
+        return f"{said}{together}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready picture, the strongest attack first."""
+        return {
+            "word": self.word,
+            "verdict": self.verdict,
+            "exceeds_claim": self.exceeds_claim,
+            "claimed_epsilon": _claimed(self.claim),
+            "results": [result.to_dict() for result in self.ranked],
+        }
+
+
+def thinned(curve: Roc, points: int = 200) -> Roc:
+    """At most ``points`` of the curve, dense where the false positive rate is low."""
+    if len(curve.fpr) <= points:
+        return curve
+    low = np.geomspace(1, len(curve.fpr), points // 2).astype(int) - 1
+    even = np.linspace(0, len(curve.fpr) - 1, points - points // 2).astype(int)
+    keep = np.unique(np.concatenate([low, even]))
+    return Roc(curve.fpr[keep], curve.tpr[keep])
+
+
+def _claimed(claim: Guarantee | None) -> float | str | None:
+    if claim is None:
+        return None
+    return "inf" if math.isinf(claim.epsilon) else claim.epsilon
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def claim_from(words: str) -> Guarantee:
+    """A claim written as "epsilon,delta", for add/remove of a record.
+
+    >>> claim_from("8,1e-5").epsilon
+    8.0
+    """
+    try:
+        epsilon, delta = (float(part) for part in words.split(","))
+    except ValueError as error:
+        raise InvalidInput(f"a claim is written as epsilon,delta, for example 8,1e-5; got {words!r}.") from error
+    if not epsilon >= 0:
+        raise InvalidInput(f"a claimed epsilon is 0 or more, got {epsilon}.")
+    return Guarantee(epsilon, check_delta(delta), Adjacency.ADD_REMOVE, Unit.RECORD)

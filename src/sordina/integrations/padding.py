@@ -1,0 +1,167 @@
+"""Whether the width of a batch, which its longest text decides, reaches the losses of the other texts.
+
+Texts are padded to the longest of their batch. Padded on the left, every token of a model with absolute positions gets
+another position with it; and a model that does not mask (FNet) reads the padding. Then one long text changes the
+gradients of all others, and no bound per text holds. So texts are padded on the right, and the width is varied: before
+a run on made-up texts, and at random times on those drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordina.errors import Unsupported
+from sordina.gradients._rehearsal import WithoutChance, aside, moved
+from sordina.gradients.comparison import TOLERANCE
+from sordina.gradients.removal import RemovalSchedule
+from sordina.gradients.structure import Mixing
+from sordina.integrations.text_batches import SHORTEST, Item, TextLimits, _collated, _flat, _made_up
+from sordina.integrations.text_losses import to_device
+
+log = logging.getLogger("sordina")
+WIDTHS = (16, 64, 256)
+"""Lengths of the long text that is tried, as far as the model takes it."""
+_DOUBLE = 1e-5
+"""In double precision; parts of many models compute in single precision in any case."""
+_WHY = (
+    "samples mix: a longer text in the batch changes the losses of the others, because they are padded to its length. "
+    "Pad on the right, or pad all to one public length, for instance by DataCollatorWithPadding(tokenizer, "
+    'padding="max_length", max_length={length}).'
+)
+
+
+@contextmanager
+def right_padding(*parts: Any) -> Iterator[None]:
+    """Tokenizers pad on the right in here.
+
+    Args:
+        parts: Tokenizers, or collators that have one; anything else is passed over.
+    """
+    found: dict[int, Any] = {id(each): each for part in parts for each in (part, getattr(part, "tokenizer", None))}
+    left = [each for each in found.values() if getattr(each, "padding_side", "right") == "left"]
+    if left:
+        log.warning(
+            "padding_side is set to 'right' for the training: padded on the left, the positions of a text would "
+            "depend on the length of others."
+        )
+    try:
+        for each in left:
+            each.padding_side = "right"
+        yield
+    finally:
+        for each in left:
+            each.padding_side = "left"
+
+
+class WidthCheck:
+    """Varies the width of batches and looks whether losses change.
+
+    Args:
+        model: What is trained.
+        losses: From a batch to one loss per text.
+        collator: The user's.
+        device: Where the batches go.
+        length: The longest text that the model takes, if there is a bound.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        losses: Callable[[dict[str, Any]], Tensor],
+        collator: Callable[[list[Any]], Any],
+        device: torch.device,
+        length: int | None,
+    ) -> None:
+        self.model, self.losses, self.collator, self.device = model, losses, collator, device
+        self.length = max(SHORTEST, (length or WIDTHS[-1]) - _virtual_tokens(model))
+        self.schedule = RemovalSchedule()
+
+    def rehearse(self, like: Item, limits: TextLimits) -> None:
+        """Refuse a model or a collator by which the width matters, before anything is spent.
+
+        Args:
+            like: An item, for its form.
+            limits: What tokens may occur.
+        """
+        rng = random.Random(1)
+        given, failed = len(_flat(like.get("input_ids"))) or SHORTEST, 0
+        widths = sorted({min(each, self.length) for each in WIDTHS})
+        for width in widths:
+            lengths = (min(SHORTEST, width), min(SHORTEST + 3, width), width)
+            items = [
+                {name: _made_up(name, value, given, length, limits, rng) for name, value in like.items()}
+                for length in lengths
+            ]
+            try:
+                pair = self._pair(items)
+            except Exception:  # a collator that does not pad: such batches do not come about
+                continue
+            try:
+                differs = pair is not None and self._differ(*pair, torch.Generator().manual_seed(width))
+            except Exception:  # texts of that length cannot be trained on either
+                failed += 1
+                continue
+            if differs:
+                raise Unsupported(f"{_WHY.format(length=self.length)} Nothing was spent.")
+        if failed == len(widths):
+            raise Unsupported(
+                "whether the length of one text changes the losses of others could not be tried on made-up texts: the "
+                "model does not take them. Pad all texts to one public length. Nothing was spent."
+            )
+
+    def look(self, items: list[Item]) -> None:
+        """At random times, refuse a batch whose shorter texts have other losses without the longest.
+
+        Args:
+            items: Those of the batch just drawn.
+        """
+        if not self.schedule.due() or len(items) < 2:
+            return
+        try:
+            pair = self._pair(items)
+            differs = pair is not None and self._differ(*pair, None)
+        except Exception:
+            return
+        if differs:
+            raise Mixing(f"{_WHY.format(length=self.length)} No bound holds for the steps since this began.")
+
+    def _pair(self, items: list[Item]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The shorter texts in the width of all of ``items``, and cut to the width that they have by themselves."""
+        sizes = [len(_flat(item.get("input_ids"))) for item in items]
+        kept = [index for index, size in enumerate(sizes) if size < max(sizes)]
+        if not kept:
+            return None
+        all_of_them = _collated(self.collator, items)
+        alone = _collated(self.collator, [items[index] for index in kept])
+        wide = {name: value[kept] for name, value in all_of_them.items()}
+        if all(value.shape == alone[name].shape for name, value in wide.items()):
+            return None
+        cut = {name: value[tuple(map(slice, alone[name].shape))] for name, value in wide.items()}
+        return to_device(wide, self.device), to_device(cut, self.device)
+
+    def _differ(self, wide: dict[str, Any], cut: dict[str, Any], generator: torch.Generator | None) -> bool:
+        for double in (True, False):
+            try:
+                with torch.no_grad(), aside(self.model), WithoutChance(), moved(self.model, generator, double=double):
+                    one, two = (torch.nan_to_num(self.losses(each)) for each in (wide, cut))
+            except Exception:
+                if not double:
+                    raise
+                continue
+            kind = next(self.model.parameters()).dtype
+            tolerance = _DOUBLE if double else TOLERANCE.get(kind, 0.1)
+            return bool(((one - two).abs() > tolerance * (1 + one.abs())).any())
+        return False
+
+
+def _virtual_tokens(model: nn.Module) -> int:
+    """How many positions the prompts of adapters take."""
+    configs: Any = getattr(model, "peft_config", None) or {}
+    return max((getattr(each, "num_virtual_tokens", 0) or 0 for each in configs.values()), default=0)

@@ -1,0 +1,150 @@
+"""What a budget can buy, said before it is spent: from the plan and the size of the model, nothing of the data.
+
+A step releases the mean of gradients that were clipped to C, with noise of standard deviation ``nu C / B`` on every
+weight. If all gradients agreed, T steps would add up to ``T C`` in one direction, and their noise to
+``nu C sqrt(T d) / B`` in all d of them. The ratio,
+
+    strength = B sqrt(T) / (nu sqrt(d)),
+
+does not depend on C. Real gradients agree in part, so a run of strength below one learns next to nothing, and one
+above five is limited by its data rather than by its noise (development pool: digits, Adult, synthetic tables).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sordina.errors import SordinaError
+from sordina.plan import Plan, make_plan
+from sordina.privacy import Budget
+from sordina.sampling import Poisson
+
+_HOPELESS, _ENOUGH = 1.0, 5.0
+_EPOCHS = (5.0, 10.0, 20.0)
+_FEWEST_STEPS = 60
+_GOOD = 0.95
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a run can be expected to learn; all of it is public.
+
+    Args:
+        population: The public number of units.
+        weights: How many weights are trained.
+        batch_size: Expected size of a batch.
+        steps: Planned steps.
+        noise_multiplier: Noise over sensitivity.
+        noise_per_weight: Standard deviation of the noise on a weight's mean gradient, over the longest mean gradient.
+        strength: What all steps could add up to at most, over what their noise adds up to.
+        useful_after: Steps after which agreeing gradients stand out of the noise.
+        verdict: In a sentence.
+        suggestion: What would help, if anything.
+    """
+
+    population: int
+    weights: int
+    batch_size: float
+    steps: int
+    noise_multiplier: float
+    noise_per_weight: float
+    strength: float
+    useful_after: int
+    verdict: str
+    suggestion: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps of {self.batch_size:g} of {self.population} rows, {self.weights} weights, noise "
+            f"multiplier {self.noise_multiplier:.4g}: the noise on a weight is {self.noise_per_weight:.3g} of the "
+            f"longest mean gradient. Strength {self.strength:.3g}. {self.verdict} {self.suggestion}".rstrip()
+        )
+
+
+def strength(plan: Plan, weights: int) -> float:
+    """What the gradients of a run could add up to, over what its noise adds up to.
+
+    Args:
+        plan: The plan of the run.
+        weights: How many weights are trained.
+    """
+    if plan.noise_multiplier == 0:
+        return math.inf
+    return float(plan.sampler.expected_batch_size * math.sqrt(plan.steps / weights) / plan.noise_multiplier)
+
+
+def plan_report(plan: Plan, weights: int, population: int) -> PlanReport:
+    """Judge a plan before anything is spent.
+
+    Args:
+        plan: The plan of the run.
+        weights: How many weights are trained.
+        population: The public number of units.
+    """
+    found, batch = strength(plan, weights), float(plan.sampler.expected_batch_size)
+    needed = math.ceil((plan.noise_multiplier / batch) ** 2 * weights)
+    if found < _HOPELESS:
+        verdict = "Next to nothing can be learnt at this budget: noise outweighs all gradients together."
+    elif found < _ENOUGH:
+        verdict = "The noise will limit what is learnt."
+    else:
+        verdict = "The budget is enough for this model and schedule."
+    return PlanReport(
+        population, weights, batch, plan.steps, plan.noise_multiplier, plan.noise_multiplier / batch, found,
+        max(1, needed), verdict, "" if found >= _ENOUGH else _suggestion(plan, weights, population, found),
+    )  # fmt: skip
+
+
+def _suggestion(plan: Plan, weights: int, population: int, found: float) -> str:
+    batch_size, epochs = planned_schedule(plan.budget, population, weights)
+    better = _tried(plan.budget, population, batch_size, epochs, weights)
+    parts = []
+    if better > 1.2 * found:
+        parts.append(f"a batch size of {batch_size} over {epochs:g} epochs (strength {better:.3g})")
+    fewer = int(weights * (max(better, found) / _ENOUGH) ** 2)
+    if max(better, found) < _ENOUGH and fewer >= 2:
+        parts.append(f"a model of at most {fewer} weights, for instance a linear one or a head on public features")
+    if not parts:
+        return "More rows or a larger budget would help; nothing else will."
+    return f"Try {' and '.join(parts)}."
+
+
+def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weights: int) -> float:
+    steps = max(1, round(epochs * population / batch_size))
+    try:
+        plan = make_plan(budget, Poisson(batch_size, population), steps, accountant="rdp")
+    except SordinaError:
+        return 0.0
+    return strength(plan, weights)
+
+
+def planned_schedule(budget: Budget, population: int, weights: int) -> tuple[int, float]:
+    """Batch size and epochs for who states none: the cheapest of a few schedules that is nearly as strong as any.
+
+    Args:
+        budget: What the run may cost.
+        population: The public number of units.
+        weights: How many weights are trained.
+    """
+    if math.isinf(budget.epsilon):
+        return max(1, min(256, population)), 10.0
+    largest = max(1, population // 2)
+    sizes = sorted({min(largest, max(1, size)) for size in (64, 256, 1024, 4096)})
+    tried = [
+        (epochs, size, _tried(budget, population, size, epochs, weights))
+        for epochs in _EPOCHS
+        for size in sizes
+        if epochs * population / size >= _FEWEST_STEPS
+    ]
+    if not tried:
+        epochs, size = _EPOCHS[-1], sizes[0]
+        return size, epochs
+    best = max(found for _, _, found in tried)
+    epochs, size, _ = next(one for one in sorted(tried, key=lambda one: one[:2]) if one[2] >= _GOOD * best)
+    return size, epochs

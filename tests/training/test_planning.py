@@ -1,0 +1,65 @@
+"""What a budget can buy is said before it is spent, from public facts alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sordina.privacy import Budget
+from sordina.training import AdamBC, Trainer, planned_schedule
+
+ROWS = (torch.zeros(2000, 20), torch.zeros(2000, dtype=torch.long))
+
+
+def trainer(epsilon: float, width: int = 20, **options) -> Trainer:
+    model = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 2))
+    return Trainer(model, nn.functional.cross_entropy, Budget(epsilon, 1e-5), accountant="rdp", **options)
+
+
+def test_a_hopeless_budget_is_called_so_and_gets_a_suggestion():
+    found = trainer(0.05, width=400, batch_size=32, epochs=20).plan_report(ROWS)
+    assert found.strength < 1
+    assert "Next to nothing" in found.verdict
+    assert "a model of at most" in found.suggestion
+    assert found.useful_after > found.steps
+
+
+def test_a_good_budget_needs_no_suggestion():
+    found = trainer(8.0, batch_size=256, epochs=10).plan_report(ROWS)
+    assert found.strength > 5
+    assert found.suggestion == ""
+    assert found.noise_per_weight == pytest.approx(found.noise_multiplier / 256)
+
+
+def test_the_report_does_not_depend_on_the_rows():
+    other = (torch.randn(2000, 20), torch.ones(2000, dtype=torch.long))
+    assert trainer(1.0).plan_report(ROWS) == trainer(1.0).plan_report(other)
+
+
+def test_more_budget_is_more_strength():
+    found = [trainer(epsilon, batch_size=256).plan_report(ROWS).strength for epsilon in (0.1, 1.0, 10.0)]
+    assert found == sorted(found)
+
+
+def test_who_states_no_schedule_gets_one():
+    size, epochs = planned_schedule(Budget(1.0, 1e-5), 2000, 500)
+    assert 64 <= size <= 1000
+    assert epochs * 2000 / size >= 60
+    run = trainer(1.0, batch_size=None, epochs=None, seed=0, track_epsilon=False).fit(ROWS)
+    assert run.guarantee.epsilon <= 1
+    assert run.steps >= 60
+
+
+def test_adam_bc_is_its_formula():
+    weight = torch.zeros(3, requires_grad=True)
+    optimizer = AdamBC([weight], lr=0.1, betas=(0.9, 0.9), floor=0.5)
+    optimizer.param_groups[0]["noise"] = 2.0
+    mean, square, expected = torch.zeros(3), torch.zeros(3), torch.zeros(3)
+    for step, gradient in enumerate([torch.tensor([3.0, 1.0, -5.0]), torch.tensor([4.0, -2.0, 0.1])], 1):
+        weight.grad = gradient.clone()
+        optimizer.step()
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.9 * square + 0.1 * gradient**2
+        left = (square / (1 - 0.9**step) - 4.0).clamp(min=1.0).sqrt()
+        expected = expected - 0.1 * mean / (1 - 0.9**step) / left
+        assert torch.allclose(weight.detach(), expected, atol=1e-5)

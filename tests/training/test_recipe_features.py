@@ -1,0 +1,64 @@
+"""Fashion-MNIST as classes, scattering features and the plan, by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+from sordina import datasets
+from sordina.cli.main import app
+from sordina.datasets import Data, Task
+from sordina.errors import InvalidInput
+from sordina.training.recipe import TrainingRecipe
+
+
+def images(name, **options):
+    """Sixty made-up images in place of the files."""
+    draw = torch.Generator().manual_seed(0)
+    classify = options.get("task", Task.CLASSIFICATION) == Task.CLASSIFICATION
+    x, y = torch.rand(60, 1, 28, 28, generator=draw), torch.arange(60) % 10
+    rows = TensorDataset(x, y if classify else x)
+    return Data(name, rows, rows, Task.CLASSIFICATION if classify else Task.RECONSTRUCTION, 10 if classify else 0)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    monkeypatch.setattr(datasets, "load", images)
+
+
+def test_scattering_features_get_a_linear_model(made_up):
+    recipe = TrainingRecipe("fashion-mnist", task="classes", features="scattering", epochs=1, batch_size=20, seed=0)
+    data = recipe.load()
+    assert data.input_shape == (81 * 49,)
+    model = recipe.build(data)
+    assert sum(value.numel() for value in model.parameters()) == 10 * (81 * 49 + 1)
+    run = recipe.trainer(data, track_epsilon=False).fit(data.train, validation=data.test)
+    assert "balanced_accuracy" in run.validation
+
+
+def test_fashion_mnist_has_classes_by_name(made_up):
+    recipe = TrainingRecipe("fashion-mnist", task="classes", seed=0)
+    assert recipe.load().task is Task.CLASSIFICATION
+    assert recipe.build(recipe.load())(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dataset": "digits", "task": "classes"}, {"dataset": "digits", "features": "scattering"},
+                {"dataset": "fashion-mnist", "features": "scattering"}, {"dataset": "mnist", "features": "pca"}],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(options):
+    with pytest.raises(InvalidInput):
+        TrainingRecipe(**options)
+
+
+def test_a_plan_spends_nothing(tmp_path):
+    result = CliRunner().invoke(app, ["train", "digits", "--epsilon", "0.1", "--plan", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert report["population"] == 1437
+    assert report["strength"] < 5
+    assert report["suggestion"]
