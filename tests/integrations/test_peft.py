@@ -12,8 +12,9 @@ from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, 
 from tests.integrations import tiny
 
 import sordina as sd
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, TrainingFailed
 from sordina.integrations.huggingface import PrivateTrainer
+from sordina.integrations.trainable import MovedCheck
 
 ADAPTERS = {
     "lora": (tiny.causal, lambda: LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True)),
@@ -101,3 +102,19 @@ def test_an_adapter_that_cannot_train_is_named_before_anything_is_spent(tmp_path
         ours.train()
     assert not ledger.spends()
     assert not (tmp_path / "run" / "_sordina").exists()
+
+
+def test_moves_that_cancel_are_moves_and_none_is_named():
+    """Adam's first step is +-learning_rate everywhere: a sum of the values may well stay where it was."""
+    model = torch.nn.ModuleDict({"one": torch.nn.Linear(2, 1), "two": torch.nn.Linear(2, 1, bias=False)})
+    check = MovedCheck(model)
+    with torch.no_grad():
+        model["one"].weight += torch.tensor([[0.5, -0.5]])
+        model["one"].bias += 1
+    with pytest.raises(TrainingFailed, match=r"'two.weight' is trainable, but did not move"):
+        check.after_step(0.1)
+    check = MovedCheck(model)
+    with torch.no_grad():
+        for each in model.parameters():
+            each += 1
+    check.after_step(0.1)
