@@ -7,6 +7,8 @@ from typing import Any
 
 from sordina.plan import Plan, make_plan
 from sordina.private_step import PrivateStep
+from sordina.training.augmentation import ImageShift
+from sordina.training.averaging import Averaging, ExponentialAverage, TailAverage
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard
 from sordina.training.learning_rates import AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
 from sordina.training.loop import Private
@@ -20,8 +22,11 @@ __all__ = [
     "AdamBC",
     "AdamWOSM",
     "AutomaticRate",
+    "Averaging",
     "Callback",
     "DistanceRate",
+    "ExponentialAverage",
+    "ImageShift",
     "LearningRateRule",
     "MetricsFile",
     "Plan",
@@ -32,6 +37,7 @@ __all__ = [
     "Run",
     "SteadyRate",
     "StopTraining",
+    "TailAverage",
     "TensorBoard",
     "Trainer",
     "evaluate",

@@ -48,6 +48,7 @@ def save(private: Private, run_id: str, file: BinaryIO) -> None:
         "lost": private.lost_steps,
         "rng": None if private.releasable else private.rng.bit_generator.state,
         "history": private.history,
+        "average": None if private.average is None else private.average.state(),
     }
     torch.save(state, file)
 
@@ -73,6 +74,8 @@ def restore(private: Private, run_id: str, content: bytes, claimed: int) -> None
     private.rate_state = state["rate"]
     private.history = list(state["history"])
     private.trained_steps = int(state["trained"])
+    if private.average is not None:
+        private.average.load(state["average"])
     private.earlier.forget()
     private.book(state["steps"])
     if private.releasable:

@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +30,9 @@ from sordina.privacy import Guarantee
 from sordina.private_step import PrivateStep, finite
 from sordina.queries import Released, Tape
 from sordina.sampling import Users
-from sordina.training.batches import Collate, MicroBatch, as_rows, split
+from sordina.training.augmentation import Augmentation, augmented, check_augmentation
+from sordina.training.averaging import Averaging, WeightAverage
+from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.learning_rates import Rate, Start, typical_size
 from sordina.training.run import Run, raw_statistics, weights_digest
 
@@ -123,6 +126,9 @@ class Private:
         users: Who owns each row, for a guarantee per person.
         microbatch: Samples at once, where memory is short.
         learning_rate: A rule that sets the optimiser's rate; None leaves it.
+        augment: Changes a row that was drawn (`sordina.training.augmentation`).
+        views: How often a unit is taken in a step, each time changed by ``augment``; their gradients are averaged.
+        averaging: Which of the released weights are averaged; the average is what the run ends with.
         raw: Whether to compute statistics of raw data, which makes a run not releasable.
         public_buffers: Buffers that hold nothing of the data.
         collate_fn: How rows become a batch.
@@ -140,6 +146,9 @@ class Private:
         users: Users | None = None,
         microbatch: int | None = None,
         learning_rate: Rate[Any] | None = None,
+        augment: Augmentation | None = None,
+        views: int = 1,
+        averaging: Averaging | None = None,
         raw: bool = False,
         public_buffers: Sequence[str] = (),
         collate_fn: Collate | None = None,
@@ -151,6 +160,9 @@ class Private:
         self.users, self.microbatch, self.rng = users, microbatch, rng
         if users is not None and len(np.asarray(users.owners)) != self.rows.size:
             raise InvalidInput(f"owners name {len(np.asarray(users.owners))} rows but the data has {self.rows.size}.")
+        if augment is not None or views != 1:
+            check_augmentation(augment, views, blank_batch(self.rows)[0])
+        self.augment, self.views = augment, views
         self.team = team()
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         parts = arrange(clipping, names)
@@ -167,6 +179,8 @@ class Private:
         matrices = sum(one.dim() > 1 for members in self._parameters for one in members)
         start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices)
         self.rate_state = learning_rate.init(start) if learning_rate else None
+        trained = [one for members in self._parameters for one in members]
+        self.average = None if averaging is None else WeightAverage(averaging, trained, plan.steps)
         self.steps_taken, self.trained_steps, self.lost_steps = 0, 0, 0
         """Steps on the account; steps whose result is in the weights; steps paid for whose result a crash took."""
         self.clipping = policy_facts(clipping)
@@ -238,7 +252,7 @@ class Private:
                     self._expected = part
                     if self.engine is not None:
                         self.engine.expect(len(part.rows))
-                    yield batch
+                    yield batch if self.augment is None else self._augmented(batch, self.augment)
                     if self._expected is not None:
                         raise InvalidInput(
                             "a batch was drawn but step(losses) was not called for it; its cost is on record."
@@ -294,7 +308,13 @@ class Private:
             table = self.plan.sampler.draw(len(self.users) if self.users else self.rows.size, self.rng)
             if self.users is not None:
                 table = self.users.rows(table, self.rng)
-        return split(self.team.portion(self.team.share(table)), self.microbatch)
+        portion = self.team.portion(self.team.share(table))
+        if self.views > 1:  # a unit of as many rows, all its own: averaged before it is clipped
+            portion = np.repeat(portion.reshape(len(portion), -1), self.views, axis=1)
+        return split(portion, self.microbatch)
+
+    def _augmented(self, batch: Any, augment: Augmentation) -> Any:
+        return augmented(batch, augment, int(self.rng.integers(2**63)))
 
     def step(self, losses: Tensor) -> bool:
         """Take the per-sample ``losses`` of the batch just drawn; true when this completed an optimiser step."""
@@ -331,7 +351,16 @@ class Private:
         self.trained_steps += 1
         if self.engine is None:
             self._complete_without_privacy()
-            return
+        else:
+            self._complete_with_noise()
+        if self.average is not None:
+            self.average.add(self.steps_taken)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the model has the weights that the run would end with now: their average, if asked for."""
+        return nullcontext() if self.average is None else self.average.shown()
+
+    def _complete_with_noise(self) -> None:
         released = self.private_step.finish(self._parameters[0][0].detach(), self.rng)
         means = [answer.mean() for answer in released]
         for mean, members in zip(means, self._parameters, strict=True):
@@ -381,6 +410,8 @@ class Private:
         """
         if self._run is None:
             self.book(self.plan.steps)
+            if self.average is not None:
+                self.average.adopt()
             run = replace(self.result(), weights=weights_digest(self.model))
             if self.keeper is not None:
                 self.keeper.finish(run)

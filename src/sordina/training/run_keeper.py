@@ -63,6 +63,8 @@ def settings_of(private: Private) -> dict[str, Any]:
         "microbatch": private.microbatch,
         "noise": "secret" if private.releasable else hashlib.sha256(repr(_state(private)).encode()).hexdigest(),
         "raw": private.raw is not None,
+        **({} if private.augment is None else {"augment": described(private.augment), "views": private.views}),
+        **({} if private.average is None else {"averaging": described(private.average.rule)}),
     }
 
 

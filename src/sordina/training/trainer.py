@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,8 @@ from sordina.privacy import Budget, Unit, check_positive
 from sordina.progress import Progress
 from sordina.run_folder import METRICS
 from sordina.sampling import FixedSize, Poisson, Sampler, Users
+from sordina.training.augmentation import Augmentation
+from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
 from sordina.training.failing_rows import FailingRows
@@ -93,6 +95,9 @@ def make_private(
     accountant: str = "pld",
     microbatch: int | None = None,
     learning_rate: Rate[Any] | None = None,
+    augment: Augmentation | None = None,
+    views: int = 1,
+    averaging: Averaging | str | None = None,
     raw: bool = False,
     public_buffers: Sequence[str] = (),
     seed: int | None = None,
@@ -122,6 +127,11 @@ def make_private(
         accountant: Who judges the cost.
         microbatch: Units held in memory at once.
         learning_rate: A rule that sets the optimiser's rate from released values.
+        augment: ``augment(input, generator) -> input`` changes a row that was drawn, by the generator's numbers.
+        views: How often a unit is taken in a step, each time changed by ``augment``: the mean of their gradients is
+            clipped, so the price stays the same.
+        averaging: "tail", "ema" or a rule (`sordina.training.TailAverage`): the average of the released weights is what
+            the run ends with, at no cost in privacy. `Private.averaged` shows it on the way.
         raw: Collect statistics that are NOT private (`sordina.training.run`).
         public_buffers: Names of buffers that a forward pass may change, because what they hold does not depend on the
             data (a count of steps). Any other buffer that changes is refused.
@@ -152,7 +162,7 @@ def make_private(
     private = Private(
         model, optimizer, rows, plan, clipping or TypicalNorm(),
         rng=random.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
-        raw=raw, public_buffers=public_buffers,
+        augment=augment, views=views, averaging=averaging_named(averaging), raw=raw, public_buffers=public_buffers,
     )  # fmt: skip
     if folder is not None or ledger is not None or dataset_budget is not None or resume:
         private.keeper = RunKeeper.open(
@@ -197,6 +207,9 @@ class Trainer:
         batch_size: Expected size of a batch; None chooses it, and epochs, from public facts (`planned_schedule`).
         epochs: Passes over the data, on average; or give ``steps``.
         learning_rate: A number, a rule of `sordina.training`, or None for one that finds itself.
+        augment: ``augment(input, generator) -> input`` changes a drawn row (`sordina.training.ImageShift`).
+        views: Views of a sample in a step: their gradients are averaged before clipping, at the same price.
+        averaging: "tail", "ema", a rule of `sordina.training`, or None: what is validated and returned is the average.
         sampling: poisson or fixed-size.
         population: A public number near the size of the data; None takes the size as public.
         users: Who owns each row, for a guarantee per person.
@@ -218,6 +231,9 @@ class Trainer:
     epochs: float | None = 10
     steps: int | None = None
     learning_rate: float | Rate[Any] | None = None
+    augment: Augmentation | None = None
+    views: int = 1
+    averaging: Averaging | str | None = None
     optimizer: OptimizerMaker | None = None
     sampling: str = "poisson"
     population: int | None = None
@@ -321,7 +337,7 @@ class Trainer:
             budget=self.budget, batch_size=batch_size, epochs=epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
             noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
-            learning_rate=rule, raw=self.raw, public_buffers=self.public_buffers, seed=self.seed,
+            learning_rate=rule, augment=self.augment, views=self.views, averaging=self.averaging, raw=self.raw, public_buffers=self.public_buffers, seed=self.seed,
         )  # fmt: skip
 
     def _units(self, data: Any) -> int:
@@ -382,11 +398,12 @@ class Trainer:
             validate = validation is not None and (step % epoch == 0 or last)
             if validate or step % every == 0 or last:
                 entry = self.entry(private)
-                if validate:
-                    entry["validation"] = evaluate(self.model, self.loss, validation)
-                private.history.append(entry)
-                for watcher in watchers:
-                    watcher.report(entry)
+                with private.averaged() if validate else nullcontext():  # who is told of a score sees what was scored
+                    if validate:
+                        entry["validation"] = evaluate(self.model, self.loss, validation)
+                    private.history.append(entry)
+                    for watcher in watchers:
+                        watcher.report(entry)
 
         private.on_step = report
 

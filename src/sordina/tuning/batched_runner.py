@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -48,7 +49,7 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
 
 def stackable(trainer: Trainer) -> bool:
     """Whether runs like this one are worth stacking, and can be."""
-    plain = trainer.users is None and trainer.microbatch is None and trainer.autocast is None
+    plain = trainer.augment is None and trainer.users is None and trainer.microbatch is None and trainer.autocast is None
     weights = sum(parameter.numel() for parameter in trainer.model.parameters())
     return plain and weights <= MOST_WEIGHTS and layers(trainer.model) is not None
 
@@ -210,6 +211,8 @@ def perform_together(brief: Brief, orders: Sequence[RunOrder], train: Any, valid
         for member in members:
             member.metrics.__exit__(None, None, None)
     for member in members:
+        if member.private.average is not None:
+            member.private.average.adopt()
         leave(brief, member.order, member.trainer, member.private.plan.event(), member.best, member.stopped)
 
 
@@ -244,12 +247,13 @@ def _watch(brief: Brief, member: _Member, validation: Any) -> None:
     if not (validate or last or step % max(1, steps // REPORTS) == 0):
         return
     entry = member.trainer.entry(private)
-    if validate:
-        entry["validation"] = evaluate(member.trainer.model, member.trainer.loss, validation)
-    member.metrics.report(entry)
     try:
-        member.best.report(entry)
-        member.diverging.report(entry)
+        with private.averaged() if validate else nullcontext():
+            if validate:
+                entry["validation"] = evaluate(member.trainer.model, member.trainer.loss, validation)
+            member.metrics.report(entry)
+            member.best.report(entry)
+            member.diverging.report(entry)
     except StopTraining:
         member.stopped = "diverged" if member.diverging.stopped else "no longer improving"
         private.book(steps)
