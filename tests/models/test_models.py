@@ -13,9 +13,11 @@ NETWORKS = [
     ("mnist-cnn", {}, 551_322, IMAGE, (10,)),
     ("mnist-cnn", {"activation": "tanh"}, 551_322, IMAGE, (10,)),
     ("small-cnn", {}, 26_010, IMAGE, (10,)),
+    ("small-cnn-ws", {}, 26_106, IMAGE, (10,)),
     ("autoencoder", {}, 48_705, IMAGE, IMAGE),
     ("femnist-cnn", {}, 1_206_590, IMAGE, (62,)),
     ("digits-cnn", {}, 6_090, SMALL_IMAGE, (10,)),
+    ("digits-cnn-ws", {}, 6_186, SMALL_IMAGE, (10,)),
     ("mlp", {}, 2_410, SMALL_IMAGE, (10,)),
     ("adult-mlp", {"dropout": 0.5}, 131 * 64 + 64 + 130, (131,), (2,)),
     ("ag-news", {"inputs": 750}, 113_156, (750,), (4,)),
@@ -82,3 +84,14 @@ def test_a_model_is_cut_to_its_data():
     assert isinstance(models.build_for(Described("fashion-mnist", IMAGE, 0))[-1], torch.nn.Sigmoid)
     with pytest.raises(InvalidInput, match="unknown model"):
         models.build_for(adult, "vit")
+
+
+def test_standardised_weights_do_not_feel_a_scale():
+    """The first convolution answers the same when its weights are shifted and stretched, and its outputs are usual."""
+    model = models.build("digits-cnn-ws")
+    images = torch.randn(50, 1, 8, 8)
+    before = model[0](images)
+    with torch.no_grad():
+        model[0].weight.mul_(7.0).add_(3.0)
+    torch.testing.assert_close(model[0](images), before, rtol=1e-4, atol=1e-5)
+    assert 0.5 < float(before.detach().std()) < 1.5

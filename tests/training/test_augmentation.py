@@ -40,7 +40,9 @@ def test_the_mean_gradient_of_the_views_is_clipped_once() -> None:
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     private = bound(model, rows(), steps=1, augment=noisy, views=3)
     (x, y) = next(iter_ := iter(private))
-    assert len(x) % 3 == 0 and torch.equal(y[0::3], y[1::3]) and not torch.equal(x[0], x[1])
+    assert len(x) % 3 == 0
+    assert torch.equal(y[0::3], y[1::3])
+    assert not torch.equal(x[0], x[1])
     expected = {name: torch.zeros_like(value) for name, value in before.items()}
     for unit in range(0, len(x), 3):
         loss = nn.functional.cross_entropy(twin(x[unit : unit + 3]), y[unit : unit + 3])
@@ -79,7 +81,8 @@ def test_views_cost_what_a_step_without_costs_and_help_nobody_to_look() -> None:
         return one.fit(rows())
 
     plain, many = trained(), trained(augment=noisy, views=4)
-    assert plain.epsilon == many.epsilon and plain.plan.noise_multiplier == many.plan.noise_multiplier
+    assert plain.epsilon == many.epsilon
+    assert plain.plan.noise_multiplier == many.plan.noise_multiplier
     assert plain.event == many.event
 
 
@@ -130,9 +133,8 @@ def test_shifts_are_shifts() -> None:
     assert places == {(row, column) for row in range(1, 6) for column in range(0, 5)}
     assert set(views.sum((1, 2, 3)).tolist()) == {1.0}
     mirrored = ImageShift(0, flip=True).many(image, torch.Generator().manual_seed(0))
-    assert 200 < int(mirrored[:, 0, 3, 3].sum()) < 300 and int(mirrored[:, 0, 3, 2].sum()) == 500 - int(
-        mirrored[:, 0, 3, 3].sum()
-    )
+    assert 200 < int(mirrored[:, 0, 3, 3].sum()) < 300
+    assert int(mirrored[:, 0, 3, 2].sum()) == 500 - int(mirrored[:, 0, 3, 3].sum())
     assert ImageShift(2)(image[0], torch.Generator().manual_seed(3)).shape == (1, 6, 6)
 
 

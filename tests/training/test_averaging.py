@@ -41,7 +41,10 @@ def trainer(steps: int = 20, **options: Any) -> sd.Trainer:
     torch.manual_seed(0)
     settings: dict[str, Any] = {"batch_size": 50, "steps": steps, "epochs": None, "learning_rate": 0.5, "seed": 3}
     return sd.Trainer(
-        nn.Linear(5, 2), nn.functional.cross_entropy, sd.Budget(3, 1e-5), **(settings | {"tensorboard": False} | options)
+        nn.Linear(5, 2),
+        nn.functional.cross_entropy,
+        sd.Budget(3, 1e-5),
+        **(settings | {"tensorboard": False} | options),
     )
 
 
@@ -83,7 +86,9 @@ def test_what_is_validated_is_the_average_and_training_goes_on_from_the_weights(
     torch.testing.assert_close(by_step[15], torch.stack(weights[10:15]).mean(0))
     torch.testing.assert_close(by_step[16], weights[15])
     torch.testing.assert_close(by_step[20], torch.stack(weights[10:]).mean(0))
-    assert run.validation["accuracy"] == sd.training.evaluate(run.model, nn.functional.cross_entropy, rows())["accuracy"]
+    assert (
+        run.validation["accuracy"] == sd.training.evaluate(run.model, nn.functional.cross_entropy, rows())["accuracy"]
+    )
 
 
 class Killed(RuntimeError):

@@ -48,7 +48,10 @@ def test_fashion_mnist_has_classes_by_name(made_up):
 
 @pytest.mark.parametrize(
     "options", [{"dataset": "digits", "task": "classes"}, {"dataset": "digits", "features": "scattering"},
-                {"dataset": "fashion-mnist", "features": "scattering"}, {"dataset": "mnist", "features": "pca"}],
+                {"dataset": "fashion-mnist", "features": "scattering"}, {"dataset": "mnist", "features": "pca"},
+                {"dataset": "adult", "views": 4}, {"dataset": "digits", "views": 0},
+                {"dataset": "digits", "averaging": "mean"},
+                {"dataset": "digits", "optimizer": "lbfgs"}],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(options):
     with pytest.raises(InvalidInput):
@@ -62,3 +65,32 @@ def test_a_plan_spends_nothing(tmp_path):
     assert report["population"] == 1437
     assert report["strength"] < 5
     assert report["suggestion"]
+
+
+def test_who_states_no_schedule_is_told_which_was_chosen(made_up, tmp_path):
+    result = CliRunner().invoke(
+        app, ["train", "digits", "--model", "mlp", "--seed", "0", "--out", str(tmp_path / "run")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "Chosen from public facts" in result.output
+    saved = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert saved["batch_size"] >= 1
+    assert saved["epochs"] >= 1
+
+
+def test_techniques_by_name(tmp_path):
+    options = ["--averaging", "tail", "--optimizer", "momentum", "--views", "2", "--batch-size", "200", "--epochs", "1"]
+    result = CliRunner().invoke(app, ["train", "digits", "--seed", "0", "--out", str(tmp_path / "run"), *options])
+    assert result.exit_code == 0, result.output
+    saved = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert (saved["averaging"], saved["optimizer"], saved["views"]) == ("tail", "momentum", 2)
+    trainer = TrainingRecipe.from_dict(saved).trainer(datasets.load("digits"))
+    assert trainer.views == 2
+    assert trainer.averaging == "tail"
+
+
+def test_scattering_is_a_model_by_name(made_up):
+    arguments = ["train", "fashion-mnist", "--task", "classes", "--model", "scattering", "--plan", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["weights"] == 10 * (81 * 49 + 1)

@@ -281,9 +281,10 @@ def open_subject(folder: Path) -> AuditedRun:
 
         return open_table_run(folder)
     made, data, model, privacy = open_run(folder)
+    made = made.planned(data)
     recipe = PlainTraining(
-        epochs=max(1, round(made.epochs)),
-        batch_size=min(made.batch_size, len(data.train)),
+        epochs=max(1, round(made.epochs or 1)),
+        batch_size=min(made.batch_size or 1, len(data.train)),
         learning_rate=made.learning_rate or 1e-3,
         optimizer="sgd" if made.learning_rate else "adam",
     )

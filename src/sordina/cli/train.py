@@ -242,8 +242,19 @@ def train(
         str, typer.Option(help="typical-norm, online, fixed, quantile, automatic, trailing or sector.")
     ] = "typical-norm",
     threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
-    epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: 512).")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data; left out, chosen from public facts (texts: 10).")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="For a data set: sgd, momentum, adam, adam-bc or adam-wosm.")
+    ] = None,
+    averaging: Annotated[
+        str | None, typer.Option(help="For a data set: tail or ema (averages of the weights are kept), or none.")
+    ] = None,
+    views: Annotated[int, typer.Option(help="For images by name: so many shifted views of each in a step.")] = 1,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None,
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None,
@@ -270,16 +281,18 @@ def train(
 
     Example: `sordina train digits --epsilon 3 --delta 1e-5 --epochs 20 --batch-size 128 --out runs/digits`
     """
+    only_named = {"--optimizer": optimizer is not None, "--averaging": averaging is not None, "--views": views != 1}
     if is_table(dataset) and are_texts(dataset, model, task, lora) and model is not None:
         train_on_texts(
             dataset, schema, model, task=task, test=test, out=out, resume=resume,
             ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, as_json=as_json, lora=lora,
-            epsilon=epsilon, delta=delta, epochs=epochs, batch_size=batch_size, microbatch=microbatch,
+            epsilon=epsilon, delta=delta, epochs=epochs or 10.0, batch_size=batch_size or 512, microbatch=microbatch,
             learning_rate=learning_rate, clipping=clipping, threshold=threshold, max_tokens=max_tokens,
             test_share=test_share, seed=seed, encoding=encoding, separator=separator,
             refused={
                 "--activation": activation is not None, "--sampling": sampling is not None, "--rows": rows is not None,
                 "--random-labels": random_labels != 0, "--features": features is not None, "--plan": plan,
+                **only_named,
             },
         )  # fmt: skip
         return
@@ -293,8 +306,8 @@ def train(
                 "--learning-rate": learning_rate is not None, "--clipping": clipping != "typical-norm",
                 "--sampling": sampling is not None, "--rows": rows is not None,
                 "--microbatch": microbatch is not None, "--random-labels": random_labels != 0,
-                "--batch-size": batch_size != 512, "--epochs": epochs != 10, "--task": task is not None,
-                "--max-tokens": max_tokens != 128, "--features": features is not None, "--plan": plan,
+                "--batch-size": batch_size is not None, "--epochs": epochs is not None, "--task": task is not None,
+                "--max-tokens": max_tokens != 128, "--features": features is not None, "--plan": plan, **only_named,
             },
         )  # fmt: skip
         return
@@ -307,9 +320,12 @@ def train(
         )
     from sordina.training import recipe as recipes
 
+    if model == recipes.SCATTERING:
+        model, features = None, recipes.SCATTERING
     recipe = recipes.TrainingRecipe(
         dataset, model, activation, epsilon, delta, clipping, threshold,
-        batch_size, epochs, learning_rate, sampling, microbatch, seed, rows, random_labels, task, features,
+        batch_size, epochs, learning_rate, sampling, microbatch, seed, rows, random_labels, task, features, optimizer,
+        averaging, views,
     )  # fmt: skip
     if plan:
         data = recipe.load()
@@ -331,6 +347,9 @@ def train(
     if as_json:
         say_json(facts)
         return
+    if batch_size is None or epochs is None:
+        sampler = run.plan.sampler
+        say(f"Chosen from public facts: {run.plan.steps} steps of about {sampler.expected_batch_size:g} rows.")
     for name, value in facts.items():
         say(f"{name:>18}  {number(name, value) if isinstance(value, float) else value}")
     say(run.statement())

@@ -24,9 +24,11 @@ __all__ = ["Scattering", "build", "build_for", "default", "losses", "metrics", "
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": networks.mnist_cnn,
     "small-cnn": networks.small_cnn,
+    "small-cnn-ws": networks.small_cnn_ws,
     "autoencoder": networks.autoencoder,
     "femnist-cnn": networks.femnist_cnn,
     "digits-cnn": networks.digits_cnn,
+    "digits-cnn-ws": networks.digits_cnn_ws,
     "mlp": networks.mlp,
     "adult-mlp": networks.adult_mlp,
     "ag-news": networks.ag_news,

@@ -70,7 +70,7 @@ def augmented(batch: Any, augment: Augmentation, seed: int) -> Any:
     if not isinstance(batch, Sequence) or not batch or not isinstance(batch[0], Tensor):
         raise InvalidInput("augment changes the first tensor of a batch: give data as tensors, or as items (x, y).")
     first = _changed(batch[0], augment, torch.Generator().manual_seed(seed))
-    return type(batch)([first, *batch[1:]]) if type(batch) in (tuple, list) else (first, *batch[1:])
+    return [first, *batch[1:]] if isinstance(batch, list) else (first, *batch[1:])
 
 
 def _changed(inputs: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:

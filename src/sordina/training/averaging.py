@@ -96,7 +96,8 @@ def averaging_named(name: str | Averaging | None) -> Averaging | None:
     if isinstance(name, str):
         if name not in NAMES:
             raise InvalidInput(f"unknown averaging {name!r}: choose one of {', '.join(NAMES)}.")
-        return {"tail": TailAverage(), "ema": ExponentialAverage(), "none": None}[name]
+        known: dict[str, Averaging | None] = {"tail": TailAverage(), "ema": ExponentialAverage(), "none": None}
+        return known[name]
     if name is not None and not callable(getattr(name, "weight", None)):
         raise InvalidInput(f"averaging is a rule of sordina.training or its name, got a {type(name).__name__}.")
     return name

@@ -1,4 +1,4 @@
-"""Adam under known noise: `AdamWOSM` and `AdamBC`.
+"""Optimisers by name, and Adam under known noise: `AdamWOSM` and `AdamBC`.
 
 AdamWOSM (Mohapatra et al. 2022): Adam without its second moment, which under DP noise is known beforehand.
 
@@ -14,10 +14,16 @@ scaled by its gradient and not by the noise, as far as ``floor``, a fraction of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
+
+from sordina.errors import InvalidInput
+
+OptimizerMaker = Callable[[Iterable[Any]], Optimizer]
+"""From parameters to an optimiser of them."""
 
 
 class AdamWOSM(Optimizer):
@@ -91,3 +97,35 @@ class AdamBC(Optimizer):
                 divisor = (square - group["noise"] ** 2).clamp_(min=least).sqrt_().add_(group["tiny"])
                 mean = state["mean"] / (1 - first ** state["steps"])
                 parameter.addcdiv_(mean, divisor, value=-group["lr"])
+
+
+MOMENTUM = 0.9
+_MAKERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "momentum": partial(SGD, momentum=MOMENTUM, dampening=MOMENTUM),
+    "adam": torch.optim.Adam,
+    "adam-bc": AdamBC,
+    "adam-wosm": AdamWOSM,
+}
+NAMES = tuple(_MAKERS)
+PLAIN = ("sgd", "momentum")
+"""Those whose steps add up to the gradients times the rate, so that a rule may set it."""
+_RATES = {"sgd": 0.1, "momentum": 0.1}
+
+
+def optimizer_named(name: str, learning_rate: float | None = None) -> OptimizerMaker:
+    """What makes the optimiser called ``name``.
+
+    "momentum" averages gradients (it is dampened), so that its steps are as long as those of plain SGD at that rate.
+
+    >>> optimizer_named("momentum")([torch.nn.Parameter(torch.zeros(2))]).defaults["dampening"]
+    0.9
+
+    Args:
+        name: sgd, momentum, adam, adam-bc or adam-wosm.
+        learning_rate: None takes the optimiser's own (0.1 for sgd and momentum, where a rule sets it anyway).
+    """
+    if name not in _MAKERS:
+        raise InvalidInput(f"unknown optimiser {name!r}: choose one of {', '.join(NAMES)}.")
+    rate = _RATES.get(name, 1e-3) if learning_rate is None else learning_rate
+    return partial(_MAKERS[name], lr=rate)

@@ -22,7 +22,8 @@ from sordina.privacy import Budget
 from sordina.sampling import Poisson
 
 _HOPELESS, _ENOUGH = 1.0, 5.0
-_EPOCHS = (5.0, 10.0, 20.0)
+_EPOCHS = (5.0, 10.0, 20.0, 40.0)
+_SIZES = (64, 256, 1024, 4096)
 _FEWEST_STEPS = 60
 _GOOD = 0.95
 
@@ -124,27 +125,31 @@ def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weig
     return strength(plan, weights)
 
 
-def planned_schedule(budget: Budget, population: int, weights: int) -> tuple[int, float]:
+def planned_schedule(
+    budget: Budget, population: int, weights: int, *, batch_size: int | None = None, epochs: float | None = None
+) -> tuple[int, float]:
     """Batch size and epochs for who states none: the cheapest of a few schedules that is nearly as strong as any.
 
     Args:
         budget: What the run may cost.
         population: The public number of units.
         weights: How many weights are trained.
+        batch_size: What is settled already.
+        epochs: What is settled already.
     """
     if math.isinf(budget.epsilon):
-        return max(1, min(256, population)), 10.0
+        return batch_size or max(1, min(256, population)), epochs or 10.0
     largest = max(1, population // 2)
-    sizes = sorted({min(largest, max(1, size)) for size in (64, 256, 1024, 4096)})
+    sizes = [batch_size] if batch_size else sorted({min(largest, max(1, size)) for size in _SIZES})
+    lengths = [epochs] if epochs else _EPOCHS
     tried = [
-        (epochs, size, _tried(budget, population, size, epochs, weights))
-        for epochs in _EPOCHS
+        (length, size, _tried(budget, population, size, length, weights))
+        for length in lengths
         for size in sizes
-        if epochs * population / size >= _FEWEST_STEPS
+        if length * population / size >= _FEWEST_STEPS
     ]
     if not tried:
-        epochs, size = _EPOCHS[-1], sizes[0]
-        return size, epochs
+        return sizes[0], lengths[-1]
     best = max(found for _, _, found in tried)
-    epochs, size, _ = next(one for one in sorted(tried, key=lambda one: one[:2]) if one[2] >= _GOOD * best)
-    return size, epochs
+    length, size, _ = next(one for one in sorted(tried, key=lambda one: one[:2]) if one[2] >= _GOOD * best)
+    return size, length

@@ -24,8 +24,12 @@ from sordina.privacy import Budget, check_seed
 from sordina.privacy_claim import PrivacyClaim
 from sordina.progress import Progress
 from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
+from sordina.training.augmentation import ImageShift
+from sordina.training.averaging import averaging_named
 from sordina.training.checkpoint import read_tensors
 from sordina.training.losses import Loss
+from sordina.training.optimizers import optimizer_named
+from sordina.training.planning import planned_schedule
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer, make_schedule
 
@@ -33,7 +37,10 @@ POPULATIONS = {"digits": 1437, "adult": 32561, "mnist": 60000, "fashion-mnist": 
 """The public sizes of the training sets; None where it depends on what the user has."""
 DATASETS = tuple(POPULATIONS)
 _TASKS = {"classes": Task.CLASSIFICATION, "reconstruction": Task.RECONSTRUCTION}
+SCATTERING = "scattering"
 _GREY = ("mnist", "fashion-mnist")
+_VIEWS = {"digits": ImageShift(1), "mnist": ImageShift(2), "fashion-mnist": ImageShift(2, flip=True)}
+"""How images are varied: digits are no longer the same in a mirror."""
 _LOSSES: dict[Task, Loss] = {
     Task.CLASSIFICATION: nn.functional.cross_entropy,
     Task.RECONSTRUCTION: nn.functional.mse_loss,
@@ -52,8 +59,9 @@ class TrainingRecipe:
     delta: float = 1e-5
     clipping: str = "typical-norm"
     threshold: float | None = None
-    batch_size: int = 512
-    epochs: float = 10.0
+    batch_size: int | None = None
+    epochs: float | None = None
+    """Both are chosen from public facts where they are left out (`sordina.training.planned_schedule`)."""
     learning_rate: float | None = None
     sampling: str | None = None
     microbatch: int | None = None
@@ -66,6 +74,12 @@ class TrainingRecipe:
     """For fashion-mnist: "reconstruction" (as the thesis) or "classes"."""
     features: str | None = None
     """"scattering": fixed features of images (`sordina.models.scattering`) and a linear model on them."""
+    optimizer: str | None = None
+    """sgd, momentum, adam, adam-bc or adam-wosm; left out, SGD."""
+    averaging: str | None = None
+    """tail, ema or none."""
+    views: int = 1
+    """Views of an image in a step: shifted a little, and mirrored where that makes sense."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -75,7 +89,7 @@ class TrainingRecipe:
         Budget(self.epsilon, self.delta)
         if self.seed is not None:
             check_seed(self.seed)
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise InvalidInput(f"batch size must be at least 1, got {self.batch_size}.")
         if self.microbatch is not None and self.microbatch < 1:
             raise InvalidInput(f"microbatch must be at least 1, got {self.microbatch}.")
@@ -83,13 +97,18 @@ class TrainingRecipe:
             raise InvalidInput(f"at least one row to train on, got {self.rows}.")
         if not 0 <= self.random_labels <= 1:
             raise InvalidInput(f"the share of random labels must lie in [0, 1], got {self.random_labels}.")
+        averaging_named(self.averaging)
+        if self.optimizer is not None:
+            optimizer_named(self.optimizer)
+        if self.views < 1 or (self.views > 1 and (self.dataset not in _VIEWS or self.features is not None)):
+            raise InvalidInput(f"views are at least 1, and more than one of images only: {', '.join(_VIEWS)}.")
         if self.task is not None and (self.dataset != "fashion-mnist" or self.task not in _TASKS):
             raise InvalidInput("a task goes with fashion-mnist: choose classes or reconstruction.")
-        if self.features is not None and (self.features != "scattering" or self.dataset not in _GREY):
+        if self.features is not None and (self.features != SCATTERING or self.dataset not in _GREY):
             raise InvalidInput(f"features are scattering, for {' and '.join(_GREY)}; got {self.features!r}.")
         if self.features is not None and self.dataset == "fashion-mnist" and self.task != "classes":
             raise InvalidInput("scattering features of fashion-mnist go with the task classes.")
-        if not self.epochs > 0 or math.isinf(self.epochs):
+        if self.epochs is not None and (not self.epochs > 0 or math.isinf(self.epochs)):
             raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
 
     @classmethod
@@ -103,7 +122,8 @@ class TrainingRecipe:
 
     def refuse_early(self, ledger: Ledger, dataset_budget: str) -> None:
         """Ask the ledger before the data are read, where their size is known."""
-        if (population := self.rows or POPULATIONS[self.dataset]) is None:
+        population = self.rows or POPULATIONS[self.dataset]
+        if population is None or self.batch_size is None or self.epochs is None:
             return
         sampler, steps = make_schedule(
             population,
@@ -164,10 +184,28 @@ class TrainingRecipe:
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             sampling=self.sampler,
+            optimizer=self.optimizer,
+            averaging=self.averaging,
+            augment=_VIEWS[self.dataset] if self.views > 1 else None,
+            views=self.views,
             microbatch=self.microbatch,
             seed=self.seed,
             **rest,
         )
+
+    def planned(self, data: Data) -> TrainingRecipe:
+        """The recipe with a batch size and epochs, from public facts where none were stated.
+
+        Args:
+            data: What is trained on; its size counts, and the size of the model.
+        """
+        if self.batch_size is not None and self.epochs is not None:
+            return self
+        weights = sum(parameter.numel() for parameter in self.build(data).parameters())
+        size, epochs = planned_schedule(
+            Budget(self.epsilon, self.delta), len(data.train), weights, batch_size=self.batch_size, epochs=self.epochs
+        )
+        return replace(self, batch_size=size, epochs=epochs)
 
 
 def _scattered(data: Data) -> Data:
@@ -217,6 +255,7 @@ def train(
     if ledger is not None and dataset_budget is not None and not resume:
         recipe.refuse_early(ledger, dataset_budget)
     data = recipe.load()
+    recipe = recipe.planned(data)
     trainer = recipe.trainer(
         data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=asdict(recipe)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +37,7 @@ from sordina.training.failing_rows import FailingRows
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
 from sordina.training.losses import Loss, check_takes, evaluate, per_sample
+from sordina.training.optimizers import PLAIN, OptimizerMaker, optimizer_named
 from sordina.training.planning import PlanReport, plan_report, planned_schedule
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
@@ -178,7 +179,6 @@ def make_private(
 #                      batch_size=512, epochs=10)
 # run = trainer.fit(train_data, validation=test_data)
 
-OptimizerMaker = Callable[[Iterable[Any]], torch.optim.Optimizer]
 REPORTS = 20
 """A run reports about this many times, apart from its validations."""
 
@@ -188,8 +188,9 @@ REPORTS = 20
 class Trainer:
     """Everything about a private training run but the data. Nothing is checked before `fit`.
 
-    ``optimizer`` makes any ``torch.optim`` optimiser from parameters; left out, plain SGD is used, at
-    ``learning_rate``. Without one the learning rate follows from public facts (`AutomaticRate`), at no cost in privacy.
+    ``optimizer`` makes any ``torch.optim`` optimiser from parameters, or names one (sgd, momentum, adam, adam-bc,
+    adam-wosm); left out, plain SGD is used, at ``learning_rate``. Without one the learning rate follows from public
+    facts (`AutomaticRate`), at no cost in privacy.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
@@ -234,7 +235,7 @@ class Trainer:
     augment: Augmentation | None = None
     views: int = 1
     averaging: Averaging | str | None = None
-    optimizer: OptimizerMaker | None = None
+    optimizer: OptimizerMaker | str | None = None
     sampling: str = "poisson"
     population: int | None = None
     users: Users | None = None
@@ -337,7 +338,8 @@ class Trainer:
             budget=self.budget, batch_size=batch_size, epochs=epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
             noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
-            learning_rate=rule, augment=self.augment, views=self.views, averaging=self.averaging, raw=self.raw, public_buffers=self.public_buffers, seed=self.seed,
+            learning_rate=rule, augment=self.augment, views=self.views, averaging=self.averaging, raw=self.raw,
+            public_buffers=self.public_buffers, seed=self.seed,
         )  # fmt: skip
 
     def _units(self, data: Any) -> int:
@@ -352,9 +354,10 @@ class Trainer:
     def _schedule(self, data: Any) -> tuple[int, float]:
         """Batch size and epochs, chosen where the user left them open (and kept, so that a report can say them)."""
         if self.batch_size is None or (self.epochs is None and self.steps is None):
-            size, epochs = planned_schedule(self.budget, self._units(data), self._weights())
-            self.batch_size = self.batch_size or size
-            self.epochs = self.epochs or epochs
+            size, epochs = planned_schedule(
+                self.budget, self._units(data), self._weights(), batch_size=self.batch_size, epochs=self.epochs
+            )
+            self.batch_size, self.epochs = size, self.epochs or epochs
         return self.batch_size, 1.0 if self.epochs is None else self.epochs
 
     def plan_report(self, data: Any) -> PlanReport:
@@ -374,17 +377,18 @@ class Trainer:
         return plan_report(plan, self._weights(), units)
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
-        rate = self.learning_rate
+        rate, made = self.learning_rate, self.optimizer
+        if made is None or isinstance(made, str):
+            name = made or "sgd"
+            if isinstance(rate, (int, float, np.number)):
+                return optimizer_named(name, check_positive("learning_rate", float(rate)))(parameters), None
+            return optimizer_named(name)(parameters), rate or (AutomaticRate() if name in PLAIN else None)
         if not isinstance(rate, (int, float, np.number)):
-            if self.optimizer is not None:
-                return self.optimizer(parameters), rate
-            return torch.optim.SGD(parameters, lr=0.1), rate or AutomaticRate()
-        if self.optimizer is not None:
-            raise InvalidInput(
-                "give the learning rate to the optimizer you make: as a number, learning_rate= goes with the default "
-                "SGD only."
-            )
-        return torch.optim.SGD(parameters, lr=check_positive("learning_rate", float(rate))), None
+            return made(parameters), rate
+        raise InvalidInput(
+            "give the learning rate to the optimizer you make: as a number, learning_rate= goes with an optimiser by "
+            "name, or with the default SGD."
+        )
 
     def _loop(self, private: Private, validation: Any, watchers: Sequence[Callback]) -> None:
         plan = private.plan

@@ -49,7 +49,9 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
 
 def stackable(trainer: Trainer) -> bool:
     """Whether runs like this one are worth stacking, and can be."""
-    plain = trainer.augment is None and trainer.users is None and trainer.microbatch is None and trainer.autocast is None
+    plain = (
+        trainer.augment is None and trainer.users is None and trainer.microbatch is None and trainer.autocast is None
+    )
     weights = sum(parameter.numel() for parameter in trainer.model.parameters())
     return plain and weights <= MOST_WEIGHTS and layers(trainer.model) is not None
 
