@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from benchmarks.step import NOISE, Step, everybody, peak
 from sordina import random
-from sordina.clipping import Fixed, Online
+from sordina.clipping import Fixed, Online, TypicalNorm
 from sordina.plan import Plan
 from sordina.privacy import Budget
 from sordina.sampling import Poisson
@@ -199,7 +199,7 @@ def plain(name: str) -> Step:
     return step
 
 
-def ours(name: str, policy: Fixed | Online) -> Step:
+def ours(name: str, policy: Fixed | Online | TypicalNorm) -> Step:
     model, x, y, loss = make(name)
     plan = Plan(Poisson(len(x), len(x)), 10**6, Budget(1.0, 1e-5), NOISE)
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1e-3)
@@ -256,6 +256,7 @@ METHODS: dict[str, Callable[[str], Step]] = {
     "plain": plain,
     "Fixed": lambda name: ours(name, Fixed(1.0)),
     "Online": lambda name: ours(name, Online()),
+    "default": lambda name: ours(name, TypicalNorm()),
     "Opacus hooks": lambda name: opacus(name, ghost=False),
     "Opacus ghost": lambda name: opacus(name, ghost=True),
 }
