@@ -103,7 +103,7 @@ def terms_of(
     }
 
 
-def _gradients(losses: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Sequence[Tensor | None]:
+def gradients(losses: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Sequence[Tensor | None]:
     """What `torch.autograd.grad` says of the sum of the losses at some edges."""
     ones = torch.ones_like(losses)
     if _run_backward is None:
@@ -140,7 +140,7 @@ def gather_terms(
             raise Unsupported(CHANGED)
         return found
     with Gathering():
-        answers = _gradients(losses, [tap.edge for tap in asked], retain)
+        answers = gradients(losses, [tap.edge for tap in asked], retain)
     for tap, gradient in zip(asked, answers, strict=True):
         if gradient is not None:
             found.extend(build(tap, gradient))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
+from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import Dims, Snapshot, fingerprint, rows_in
 from sordina.gradients._tracing import Tracer, changed, described, found_in, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
-from sordina.gradients.removal import CHANCE, RemovalSchedule, others_change
+from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, others_change
 from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, changed_words, check_parameters, kept_words
 
 # The calls of a model: each is run in the way its structure allows, and watched.
@@ -95,6 +96,8 @@ class Calls:
         """The same by the shape of a sample and the type of a tensor that is the only argument: see `_quickly_told`."""
         self._alike: set[Any] = set()
         """Kinds of arguments, whatever their shapes, of which some were studied."""
+        self._constants: dict[Any, set[tuple[int, torch.Size]]] = {}
+        """By kind of arguments the places and shapes of tensors that were seen to hold no samples."""
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
             for name, module in model.named_modules()
@@ -103,14 +106,27 @@ class Calls:
         self._all = list(model.parameters())
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
+        self._last: Structure | None = None
+        """How the model ran last."""
 
     def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         """The model's forward pass, or the ``whole`` of what happens when the model is called."""
         if not self.recorder.listening or self._running:
+            if LossWatch.checking and not self._running and self._last is not None and self._last.alone:
+                return self._again((args, kwargs), self._last)
             return (whole or self.forward)(*args, **kwargs)
         self._running, self.run = True, whole or self.forward
         try:
             return self._run((args, kwargs))
+        finally:
+            self._running = False
+
+    def _again(self, value: tuple[Any, Any], structure: Structure) -> Any:
+        """As the model ran last, one sample at a time."""
+        rows = rows_in(found_in(value), structure.inputs)
+        self._running = True
+        try:
+            return self.run_apart(value, structure, rows)[0] if rows else self.run(*value[0], **value[1])
         finally:
             self._running = False
 
@@ -129,10 +145,12 @@ class Calls:
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
         prints = None if watched is None else fingerprint(self.model)
         apart = None
+        if not structure.alone and watched is not None:
+            result, structure = self._watched(value, given, structure, rows, watched)
+        elif not structure.alone:
+            result = self.listen(rows, structure.inputs, *value)
         if structure.alone:
             result, apart = self.run_apart(value, structure, rows)
-        else:
-            result = self.listen(rows, structure.inputs, *value)
         tensors = [result] if isinstance(result, Tensor) else list(tensors_in([result]))
         if len(tensors) != len(structure.outputs):
             raise Unsupported("the model's result has another form than when its structure was learned.")
@@ -143,9 +161,36 @@ class Calls:
         if watched is not None and prints is not None:
             check_parameters(prints, fingerprint(self.model))
             self._check_removal(value, structure, rows, tensors, watched)
+        self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
         return self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
+
+    def _watched(
+        self, value: tuple[Any, Any], given: Sequence[Tensor], structure: Structure, rows: int, before: Snapshot
+    ) -> tuple[Any, Structure]:
+        """All samples at once, watched by `Reads`: from a first reading on, the model runs one sample at a time.
+
+        That something is read does not depend on a record, for nothing was read before it. Afterwards the way may.
+        """
+        samples = [tensor for tensor, dim in zip(given, structure.inputs, strict=True) if dim is not None]
+        with Reads(samples, rows) as reads:
+            result = self.listen(rows, structure.inputs, *value)
+        why = reads.unknown(structure.reads)
+        if not why:
+            return result, structure
+        self._tell_alone(why)
+        before.restore()
+        self.recorder.taps = []
+        known, alone = structure, replace(structure, alone=why)
+        for table in (self._known, self._quick):
+            table.update({key: alone for key, each in table.items() if each is known})
+        return None, alone
+
+    def _tell_alone(self, why: str) -> None:
+        self.meeting.tell(
+            f"{why}: the model runs on one sample at a time, forward and backward, which is exact but slow"
+        )
 
     def _kept(self, call: ModelCall, result: Any) -> Any:
         """Keep a call as long as the graph of its result is alive: nobody may ever record it."""
@@ -197,9 +242,13 @@ class Calls:
     def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
         """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
         seed = CHANCE.getrandbits(48) if again else 0
+        shapes = list(enumerate(tensor.shape for tensor in found_in(value)))
+        seen = self._constants.setdefault(described(value), set())
+        constant = frozenset(place for place, shape in shapes if (place, shape) in seen)
         study = Study(
-            self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed
-        )
+            self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed,
+            constant,
+        )  # fmt: skip
         refusal: Unsupported | None = None
         for rows in sizes:
             try:
@@ -210,10 +259,8 @@ class Calls:
                     break
                 continue
             if found.alone:
-                self.meeting.tell(
-                    f"{found.alone}: the model runs on one sample at a time, forward and backward, which is exact but "
-                    "slow"
-                )
+                self._tell_alone(found.alone)
+            seen.update((place, shape) for place, shape in shapes if rows not in shape)
             return found
         assert refusal is not None
         if again:
@@ -267,7 +314,13 @@ class Calls:
         self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
     ) -> None:
         """Replace one sample by something very different: the others may not notice."""
-        run = partial(self._muted, lambda which: list(tensors_in([self.run(*which[0], **which[1])])))
+
+        def run(which: tuple[Any, Any]) -> list[Tensor]:
+            if structure.alone:
+                count = rows_in(found_in(which), structure.inputs)
+                return list(tensors_in([self.run_apart(which, structure, count or rows)[0]]))
+            return list(tensors_in([self._muted(self.run, *which[0], **which[1])]))
+
         seen = [tensor.detach() for tensor in tensors]
         if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
             raise Mixing(

@@ -126,6 +126,9 @@ def _doubled(value: Any) -> Any:
 class LossWatch:
     """The removal test on the losses themselves, for a loop that knows how they are computed."""
 
+    checking = 0
+    """How many tests are running: meanwhile a model runs one sample at a time if it did so before."""
+
     def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor]) -> None:
         """Watch ``losses``, a function of a batch, computed with ``model``."""
         self.model, self.losses = model, losses
@@ -144,9 +147,14 @@ class LossWatch:
         rows = len(losses)
         dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([batch]))
         where = (SamplePlacement(0, True),)
-        if others_change(
-            self.model, lambda value: [self.losses(value)], batch, dims, where, rows, [losses.detach()], before
-        ):
+        LossWatch.checking += 1
+        try:
+            changes = others_change(
+                self.model, lambda value: [self.losses(value)], batch, dims, where, rows, [losses.detach()], before
+            )
+        finally:
+            LossWatch.checking -= 1
+        if changes:
             raise Mixing(
                 "samples mix: without one sample the losses of others change, so no per-sample bound exists, and "
                 f"none holds for the steps since this began. {ADVICE}"

@@ -13,7 +13,8 @@ Nothing is taken from a real batch but the shapes and kinds of the arguments. Th
    each sample alone; then once more with the samples in the opposite order (a model may sort them) and one gradient far
    larger than the others (a backward pass may look across the batch too). Where they differ, where a gradient vanishes
    for all samples, and where the shape of a tensor depends on values, the engine does not guess: the model runs one
-   sample at a time from then on.
+   sample at a time from then on. So it does where Python reads values of samples with consequences
+   (`sordina.gradients._reads`).
 
 A structure holds for arguments of the same shapes: models do other things to longer sequences.
 """
@@ -29,10 +30,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
-from sordina.gradients._backward import crossed, names_of, terms_of
+from sordina.gradients._backward import crossed, gradients, names_of, terms_of
 from sordina.gradients._hooks import Recorder, Tap
+from sordina.gradients._reads import Company, Site, settled
 from sordina.gradients._rehearsal import (
     CASES,
     FEW,
@@ -49,6 +52,7 @@ from sordina.gradients._rehearsal import (
     made,
     moved,
     part,
+    positive_rows,
     ranged,
     replaced,
 )
@@ -95,6 +99,8 @@ class Structure:
     """The keys of taps below which the backward pass always goes on."""
     forms: Mapping[Key, tuple[Form, ...]]
     """By the key of a tap the forms in which its calls were seen, in their order."""
+    reads: frozenset[Site] = frozenset()
+    """Where Python reads values of samples without consequences for any result."""
     alone: str = ""
     """Why the model must run one sample at a time; empty if it need not."""
     _fitting: dict[Any, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -175,22 +181,31 @@ class Study:
     thorough: bool = True
     """Whether to look for data kept between batches, and for what replaced samples do."""
     seed: int = 0
+    constant: frozenset[int] = frozenset()
+    """The places of tensors among the arguments that hold no samples, as was seen where their sizes told."""
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def learn(self, value: tuple[Any, Any], rows: int) -> Structure:
-        """The structure of calls with arguments like ``value``, which hold ``rows`` samples."""
+        """The structure of calls with arguments like ``value``, which hold ``rows`` samples.
+
+        Where samples mix if a tensor of so many rows holds samples, it is not taken for something else.
+        """
         mixing: Mixing | None = None
+        mixed: list[Dims] = []
         failure: Exception | None = None
-        for dims in _options(value, rows):
+        for dims in _options(value, rows, self.constant):
+            if any(one is not None and two is None for other in mixed for one, two in zip(other, dims, strict=True)):
+                continue
             silent: Structure | None = None
             for maker, double, wide in self._ways(value, dims):
                 try:
                     found, spoke = self._tried(value, dims, maker, double, wide)
                 except Mixing as error:
                     mixing = mixing or error
+                    mixed.append(dims)
                     break
                 except Unsupported:
                     raise
@@ -238,7 +253,8 @@ class Study:
             if wide:
                 limits = self._limits(value, dims, lambda limits: made_up(rows=few, limits=limits), snapshot)
             trial = StructureTrial(self, dims, few, made_up(rows=few, limits=limits), snapshot, chance)
-            return trial.run(many, made_up(rows=many, limits=limits))
+            alike = partial(made_up, rows=few, limits=limits, maker=positive_rows)
+            return trial.run(many, made_up(rows=many, limits=limits), alike)
 
     def _limits(
         self, value: tuple[Any, Any], dims: Dims, make: Callable[[Limits], tuple[Any, Any]], snapshot: Snapshot
@@ -291,8 +307,8 @@ class StructureTrial:
     snapshot: Snapshot
     chance: WithoutChance
 
-    def run(self, many: int, larger: tuple[Any, Any]) -> tuple[Structure, bool]:
-        """The structure, and whether every parameter's gradient has spoken."""
+    def run(self, many: int, larger: tuple[Any, Any], alike: Callable[[], Any]) -> tuple[Structure, bool]:
+        """The structure, and whether every parameter's gradient has spoken; ``alike`` makes positive rows."""
         self.study.recorder.dynamic = ""
         prints = fingerprint(self.study.model)
         result, taps = self._heard(many, larger)
@@ -318,7 +334,9 @@ class StructureTrial:
             self._check_memory(larger)
         if not differs:
             differs = self._other_way(structure)
-        why = self.study.recorder.dynamic or differs
+        reads, read = self._reads(larger, many, alike, placements)
+        structure = replace(structure, reads=reads)
+        why = self.study.recorder.dynamic or differs or read
         if not spoke:
             why = why or "a parameter's gradient vanishes on all rows tried"
         return replace(structure, passed=passed, alone=why), spoke
@@ -342,6 +360,34 @@ class StructureTrial:
         exact = all(tensor.dtype == torch.float64 for tensor in outputs if tensor.is_floating_point())
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e6 if exact else 1e3
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
+
+    def _reads(
+        self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
+    ) -> tuple[frozenset[Site], str]:
+        """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
+
+        def run(value: tuple[Any, Any]) -> list[Tensor]:
+            tensors = self._fresh(partial(self.study.plain, value))
+            wanted = [get_gradient_edge(each) for each in self.study.parameters.values()]
+            chosen = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
+            if chosen and wanted:
+                gradients(torch.stack([tensor.square().sum() for tensor in chosen]), wanted, retain=False)
+            return [tensor.detach() for tensor in tensors]
+
+        def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+            if len(one) != len(two):
+                return False
+            return all(close(a, b, place.dim if place else None) for a, b, place in zip(one, two, places, strict=True))
+
+        def company(value: tuple[Any, Any], rows: int) -> Company:
+            held = zip(tensors_in([value]), self.dims, strict=True)
+            return value, [tensor for tensor, dim in held if dim is not None], rows
+
+        try:
+            both = company(self.value, self.rows), company(larger, many)
+            return settled(run, both, same, lambda: company(alike(), self.rows))
+        except Exception:
+            return frozenset(), "the model cannot be watched while it runs"
 
     def _fresh(self, work: Callable[[], Any]) -> Any:
         self.snapshot.restore()
@@ -478,7 +524,7 @@ class StructureTrial:
         return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
 
 
-def check_parameters(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+def check_parameters(before: Mapping[str, int], after: Mapping[str, int]) -> None:
     """Refuse a forward pass that changed a parameter."""
     for name, number in before.items():
         if after.get(name) != number:
@@ -501,12 +547,12 @@ def kept_words(name: str) -> str:
     )
 
 
-def _options(value: tuple[Any, Any], rows: int) -> Iterator[Dims]:
+def _options(value: tuple[Any, Any], rows: int, constant: frozenset[int]) -> Iterator[Dims]:
     """For each tensor of the arguments the dimensions in which the samples may lie, most likely first."""
     choices: list[list[int | None]] = []
-    for tensor in tensors_in([value]):
+    for place, tensor in enumerate(tensors_in([value])):
         dims: list[int | None] = [dim for dim, size in enumerate(tensor.shape) if size == rows]
-        choices.append([*dims, None])
+        choices.append([*([] if place in constant else dims), None])
     options = (dims for dims in product(*choices) if any(dim is not None for dim in dims))
     return islice(options, 12)
 

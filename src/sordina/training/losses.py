@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
+from sordina.gradients._reads import Company, Reads, settled
 from sordina.gradients._tracing import tensors_in
 from sordina.models.metrics import accuracy, class_scores, number_scores
 from sordina.training.batches import Rows, as_rows, inputs_and_target
@@ -24,6 +26,7 @@ from sordina.training.batches import Rows, as_rows, inputs_and_target
 # Per-sample losses: a mean over the batch hides who contributed what, so it is turned back or refused.
 
 Loss = Callable[..., Tensor]
+log = logging.getLogger(__name__)
 
 
 def per_sample(loss: Loss) -> Loss:
@@ -31,7 +34,8 @@ def per_sample(loss: Loss) -> Loss:
 
     A function with a ``reduction`` argument (all of ``torch.nn.functional``) or a loss module gets ``"none"``; further
     dimensions, such as pixels or words, are averaged per sample. Any other function must return shape (B,) itself. A
-    loss that pairs outputs with the targets of other samples, because their shapes broadcast, is refused.
+    loss that pairs outputs with the targets of other samples, because their shapes broadcast, is refused. One that goes
+    another way depending on numbers of the batch (``if output.mean() > 0``) is computed on one sample at a time.
 
     >>> import torch
     >>> per_sample(torch.nn.functional.mse_loss)(torch.zeros(3, 4), torch.ones(3, 4))
@@ -45,6 +49,7 @@ def per_sample(loss: Loss) -> Loss:
         loss = functools.partial(loss, reduction="none")
 
     tried: dict[Any, int] = {}
+    apart: set[Any] = set()
 
     def each(output: Any, target: Tensor) -> Tensor:
         both = isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim and target.ndim
@@ -53,8 +58,15 @@ def per_sample(loss: Loss) -> Loss:
             if len(output) > tried.get(kind, 0):
                 for rows in (_ROWS, _tried_rows(output, target)):
                     _refuse_mixing(loss, output, target, rows)
+                if why := _decided(loss, output, target):
+                    log.warning("the loss is computed on one sample at a time: %s", why)
+                    apart.add(kind)
                 tried[kind] = max(_MANY, 2 * len(output))
-        losses = loss(output, target)
+        if both and kind in apart and len(output):
+            single = [slice(row, row + 1) for row in range(len(output))]
+            losses = torch.cat([_one_row(loss(output[row], target[row])) for row in single])
+        else:
+            losses = loss(output, target)
         if not isinstance(losses, Tensor) or losses.ndim == 0:
             raise InvalidInput(
                 "the loss returned one number for the whole batch; privacy needs one per sample. Return shape (B,), "
@@ -65,6 +77,11 @@ def per_sample(loss: Loss) -> Loss:
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     return each
+
+
+def _one_row(losses: Any) -> Tensor:
+    """The loss of a batch of one."""
+    return losses if isinstance(losses, Tensor) and losses.ndim else torch.as_tensor(losses).reshape(1)
 
 
 def row_by_row(each: Loss) -> Loss:
@@ -141,6 +158,34 @@ def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor, rows: int) -> Non
         return
     if len(before) != rows or not _kept(loss, outputs, targets, before):
         raise InvalidInput(_mixed(output, target))
+
+
+def _decided(loss: Loss, output: Tensor, target: Tensor) -> str:
+    """Where numbers of the batch that Python reads decide what ``loss`` does; empty if none do."""
+
+    def company(rows: int, classes: int | None) -> Company:
+        pair = _made_up(output, None, rows), _made_up(target, classes, rows).flip(0)
+        return pair, pair, rows
+
+    def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+        return torch.allclose(one[0], two[0], 1e-4, 1e-4) if one[0].shape == two[0].shape else False
+
+    few, many = (next(rows for rows in sizes if rows not in (*output.shape, *target.shape)) for sizes in _UNLIKE)
+    classes = _classes(output, target)
+    for limit in dict.fromkeys([classes and max(2, classes), classes]):
+        with suppress(Exception):
+            both = company(few, limit), company(many, limit)
+            return settled(lambda pair: [_tried(loss, *pair)], both, same, lambda: company(many, 1))[1]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), Reads((output, target), len(output)) as reads:
+        try:
+            loss(output, target)
+        except Exception:
+            return ""  # what it does not take is dealt with row by row
+    return reads.unknown()
+
+
+_UNLIKE = (3, 5, 7, 11, 13, 17, 19), (4, 6, 8, 9, 10, 12, 14)
+"""Numbers of rows to try a loss with, of which one is no other size of its arguments."""
 
 
 def _kept(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:

@@ -1,0 +1,287 @@
+"""What Python reads of the samples: a number that decides which way a model goes.
+
+``x * 3 if x.mean() > 0 else x.sin()`` lets all samples decide what happens to each of them, and made-up rows may never
+cross the border at which that shows. So a model is watched while it runs: what is computed from the samples is marked
+(by its memory, so views and changes in place count too), and any value of it that reaches Python (``bool``, ``item``,
+``tolist``, ``numpy``, ``torch.equal``), or gives a tensor its shape (``nonzero``, a mask as an index, ``unique``), is
+noted. A model of which something is noted runs one sample at a time: then a sample decides for itself alone.
+
+One kind of reading is common and harmless, such as ``if mask.all():`` before a faster attention. It is recognised: a
+truth about *all* samples, or about *any*, which turns as soon as one of them is unlike the others. Where the samples
+agree, the answer is turned around by force: if the model then says the same (or raises an error), it does not matter
+who else is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sordina.gradients._tracing import tensors_in
+
+Site = tuple[str, int, int]
+"""A file, a line and a place in it."""
+WHOLE = {"tolist", "numpy", "__array__", "__dlpack__", "__cuda_array_interface__", "__array_interface__"}
+"""Ways to many values at once, which PyTorch's dispatcher does not see."""
+CHECKS = {"one_hot"}
+"""Functions that read values to check them only."""
+SHAPES = {
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_empty_strided",
+}  # fmt: skip
+"""Operations that take nothing of a tensor but its shape and type."""
+SKIPPED = (
+    "torch.overrides", "torch.utils._python_dispatch", "torch._tensor", "torch._ops", "sordina.gradients._reads",
+    "sordina.gradients._rehearsal", "sordina.gradients._tracing", "sordina.gradients._operations",
+)  # fmt: skip
+"""Modules that stand between a line that reads and what notes it."""
+TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")
+"""PyTorch's own that reads values to no harm: lengths of packed sequences; derivatives that look for zeros."""
+MOST_TURNS = 24
+"""So many runs with turned answers are tried, and no more."""
+
+
+Company = tuple[Any, Sequence[Tensor], int]
+"""Arguments, their tensors that hold samples, and the number of samples."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value of the samples that reached Python."""
+
+    site: Site
+    name: str
+    calm: bool | None
+    """What is read as long as every sample alone says this; None where it is no truth about all or any of them."""
+    value: Any = None
+
+    def __str__(self) -> str:
+        how = {"_local_scalar_dense": "a number read"}.get(self.name, self.name.strip("_"))
+        where = f"{PurePath(self.site[0]).name}:{self.site[1]}"
+        return f"values of samples decide what happens next ({how}, {where}; torch.where decides sample by sample)"
+
+
+class Reads:
+    """Around a forward pass: notes what Python reads of the samples."""
+
+    def __init__(self, samples: Iterable[Tensor], rows: int, turned: frozenset[Site] = frozenset()) -> None:
+        """Watch for values computed from ``samples``, of ``rows`` samples; answers at ``turned`` are negated."""
+        self.rows, self.turned = rows, turned
+        self.found: list[Read] = []
+        self.function = ""
+        """The function of PyTorch that was called last."""
+        self._marks: dict[int, Any] = {}
+        self._calm: dict[int, bool] = {}
+        """By the memory of a truth about all samples (or any) what it is where every sample alone says the same."""
+        self._counts: dict[int, int] = {}
+        """By the memory of a number of truths how many there are at most."""
+        for tensor in samples:
+            self._mark(tensor)
+        self._modes = ExitStack()
+
+    def __enter__(self) -> Reads:
+        self._modes.enter_context(_Operations(self))
+        self._modes.enter_context(_Functions(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._modes.close()
+
+    def unknown(self, known: frozenset[Site] = frozenset()) -> str:
+        """What was read at a place that is not among the ``known`` ones; empty if nothing was."""
+        return next((str(read) for read in self.found if read.calm is None or read.site not in known), "")
+
+    def holds(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether any of the tensors was computed from samples."""
+        return any(_memory(tensor) in self._marks for tensor in tensors)
+
+    def _mark(self, tensor: Tensor) -> None:
+        memory = _memory(tensor)
+        if memory and memory not in self._marks:
+            self._marks[memory] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+    def note(self, name: str, calm: bool | None = None, value: Any = None) -> Site | None:
+        """Something was read."""
+        site = _site()
+        if site is not None:
+            self.found.append(Read(site, name, calm, value))
+        return site
+
+    def operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """One operation as the dispatcher sees it."""
+        given = list(tensors_in([args, kwargs]))
+        if not self.holds(given):
+            return func(*args, **kwargs)
+        result, name = func(*args, **kwargs), func._schema.name.removeprefix("aten::")
+        if name in SHAPES:
+            return result
+        made = list(tensors_in([result] if result is not None else given))
+        for tensor in made:
+            self._mark(tensor)
+        if torch.Tag.data_dependent_output in func.tags:
+            return self._read(given[0], name, result)
+        dynamic = torch.Tag.dynamic_output_shape in func.tags and not _whole_indices(name, args)
+        if dynamic or not all(map(_memory, made)):  # what has no memory is sparse or nested: its size depends on values
+            self.note(name)
+        elif isinstance(result, Tensor) and not result.dim():
+            self._understand(name, args, result)
+        return result
+
+    def _read(self, tensor: Tensor, name: str, value: Any) -> Any:
+        if self.function in CHECKS:
+            return value
+        calm = self._calm.get(_memory(tensor)) if name == "_local_scalar_dense" else None
+        site = self.note(self.function or name, calm, value)
+        return not value if calm is not None and site in self.turned else value
+
+    def _understand(self, name: str, args: Sequence[Any], result: Tensor) -> None:
+        """Whether a single value is a truth about all samples, or about any, or how many truths there are."""
+        first = args[0]
+        if not isinstance(first, Tensor):
+            return
+        memory, own = _memory(result), _memory(first)
+        per_sample = self.rows in first.shape
+        if name in ("all", "any") and len(args) == 1:
+            if per_sample:
+                self._calm[memory] = name == "all"
+        elif name == "sum" and len(args) == 1 and first.dtype == torch.bool:
+            if per_sample:
+                self._counts[memory] = first.numel()
+        elif name in ("logical_not", "bitwise_not") and own in self._calm:
+            self._calm[memory] = not self._calm[own]
+        elif own in self._counts and len(args) == 2 and not isinstance(args[1], Tensor):
+            calm = {
+                ("eq", self._counts[own]): True, ("eq", 0): True, ("ne", 0): False, ("gt", 0): False,
+                ("ne", self._counts[own]): False, ("lt", self._counts[own]): False,
+            }.get((name, args[1]))  # fmt: skip
+            if calm is not None:
+                self._calm[memory] = calm
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self.reads.operation(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        reads, name = self.reads, getattr(func, "__name__", "")
+        if name == "__get__":
+            return func(*args, **(kwargs or {}))
+        if name in WHOLE and reads.holds(tensors_in(args)):
+            reads.note(name)
+        before, reads.function = reads.function, name
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            reads.function = before
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the values of a tensor lie: zero if nobody can tell."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _whole_indices(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operation picks by numbers, which give the result their own shape, and not by truths."""
+    return name == "index" and not any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in([args[1]]))
+
+
+def _site() -> Site | None:
+    """The line that reads: of the model's code, or else of PyTorch's; None for what may read."""
+    frame: Any = sys._getframe(1)
+    found: Site | None = None
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        here = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti)
+        if name in TRUSTED and found is None:
+            return None
+        if name.startswith("torch."):
+            found = found or (None if name in SKIPPED else here)
+        elif name not in SKIPPED:
+            return found or here if name.startswith("sordina.gradients") else here
+        frame = frame.f_back
+    return found
+
+
+def settled(
+    run: Callable[[Any], Sequence[Tensor]],
+    companies: Sequence[Company],
+    same: Callable[[Sequence[Tensor], Sequence[Tensor]], bool],
+    spare: Callable[[], Company],
+) -> tuple[frozenset[Site], str]:
+    """The places at which it does not matter what Python reads of the samples, and else where it might.
+
+    Args:
+        run: Called with arguments; gives results.
+        companies: On what to call it.
+        same: Whether two results are the same.
+        spare: One more company, of samples that are more alike; asked for where something was read.
+
+    Returns:
+        The places, and an empty text; or no places, and what was read.
+    """
+    seen: dict[Site, str] = {}
+    met: set[Site] = set()
+    for number in range(len(companies) + 1):
+        if number == len(companies) and not seen:
+            break
+        value, samples, rows = companies[number] if number < len(companies) else spare()
+        usual: Sequence[Tensor] | None = None
+        at_first: set[Site] = set()
+        todo, tried = [frozenset[Site]()], set[frozenset[Site]]()
+        while todo:
+            turned = todo.pop()
+            tried.add(turned)
+            if len(tried) > MOST_TURNS:
+                return frozenset(), next(iter(seen.values()))
+            with Reads(samples, rows, turned) as reads:
+                try:
+                    result = run(value)
+                except Exception:
+                    if usual is None and number < len(companies):
+                        raise
+                    result = None  # a check that fails
+                    if usual is None:
+                        break
+            if why := next((str(read) for read in reads.found if read.calm is None), ""):
+                return frozenset(), why
+            seen.update({read.site: str(read) for read in reads.found})
+            if usual is None:
+                assert result is not None
+                usual, at_first = result, {read.site for read in reads.found}
+            elif result is not None and not same(usual, result):
+                return frozenset(), next(words for site, words in seen.items() if site in turned)
+            met |= turned
+            calm = {read.site for read in reads.found if read.value == read.calm}
+            fresh = calm - {read.site for read in reads.found if read.value != read.calm} - turned
+            more = [turned | {site} for site in fresh if not turned or site not in at_first]
+            more += [turned | fresh] if fresh and not turned else []
+            todo += [each for each in dict.fromkeys(more) if each not in tried and each not in todo]
+    left = [words for site, words in seen.items() if site not in met]
+    return (frozenset(), left[0]) if left else (frozenset(seen), "")
