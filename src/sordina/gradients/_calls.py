@@ -17,13 +17,21 @@ from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
-from sordina.gradients._rehearsal import Dims, Snapshot, fingerprint, rows_in
+from sordina.gradients._rehearsal import (
+    Dims,
+    Snapshot,
+    changed_words,
+    check_parameters,
+    fingerprint,
+    kept_words,
+    rows_in,
+)
 from sordina.gradients._tracing import Tracer, changed, described, found_in, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
 from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, others_change
-from sordina.gradients.structure import ADVICE, Mixing, Structure, Study, changed_words, check_parameters, kept_words
+from sordina.gradients.structure import ADVICE, Mixing, Structure, Study
 
 # The calls of a model: each is run in the way its structure allows, and watched.
 #

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from sordina.errors import Unsupported
 from sordina.gradients._tracing import changed, tensors_in
 
 Dims = tuple[int | None, ...]
@@ -144,6 +145,18 @@ def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[
         return twin
 
     return changed(value, exchange)
+
+
+CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda row: row,
+    lambda row: row * 1e3 + 1e2,
+    lambda row: row * -1e-2,
+    lambda row: row * -1e3 - 1e2,
+    lambda row: torch.full_like(row, float("nan")),
+)
+"""What is done to the row that takes the place of a sample."""
+LOUD = (CHANGES[1], CHANGES[3], CHANGES[4])
+"""Those that move any statistic of a batch, to either side."""
 
 
 def rows_in(tensors: Sequence[Tensor], dims: Dims) -> int | None:
@@ -290,6 +303,29 @@ def _digest(values: Tensor) -> int:
         factors = _FACTORS.to(piece.device)[: len(piece)]
         total = (total * 0x9E3779B97F4A7C15 + int((piece * factors).sum())) % 2**64
     return total
+
+
+def check_parameters(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Refuse a forward pass that changed a parameter."""
+    for name, number in before.items():
+        if after.get(name) != number:
+            raise Unsupported(changed_words(name))
+
+
+def changed_words(name: str) -> str:
+    """Why a parameter that a forward pass changes is refused."""
+    return (
+        f"the forward pass changes the parameter {name!r}, which would keep raw data outside any budget. Remove what "
+        "writes into it (max_norm of an embedding, running averages, initialisation from the first batch)."
+    )
+
+
+def kept_words(name: str) -> str:
+    """Why a buffer that changes is refused."""
+    return (
+        f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, "
+        "if what it holds does not depend on the data (a count of steps), name it in public_buffers=."
+    )
 
 
 class Snapshot:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients._rehearsal import CASES, Dims, Snapshot, WithoutChance, aside, moved, part, replaced
+from sordina.gradients._rehearsal import CASES, CHANGES, Dims, Snapshot, WithoutChance, aside, moved, part, replaced
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.comparison import others_same, part_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
-from sordina.gradients.structure import ADVICE, CHANGES, Mixing
+from sordina.gradients.structure import ADVICE, Mixing
 
 CHANCE = SystemRandom()
 EVERY = 64

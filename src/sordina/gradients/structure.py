@@ -39,6 +39,7 @@ from sordina.gradients._reads import Company, Site, settled
 from sordina.gradients._rehearsal import (
     CASES,
     FEW,
+    LOUD,
     MAKERS,
     Dims,
     Limits,
@@ -46,8 +47,10 @@ from sordina.gradients._rehearsal import (
     Snapshot,
     WithoutChance,
     aside,
+    check_parameters,
     fingerprint,
     flipped,
+    kept_words,
     limits_found,
     made,
     moved,
@@ -69,18 +72,6 @@ SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34,
 DOUBLE_LIMIT = 20_000_000
 """Models of up to so many parameters are studied in double precision."""
 ADVICE = "Remove what looks across the batch (batch statistics, contrastive terms, load balancing)."
-
-
-CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda row: row,
-    lambda row: row * 1e3 + 1e2,
-    lambda row: row * -1e-2,
-    lambda row: row * -1e3 - 1e2,
-    lambda row: torch.full_like(row, float("nan")),
-)
-"""What is done to the row that takes the place of a sample."""
-LOUD = (CHANGES[1], CHANGES[3], CHANGES[4])
-"""Those that move any statistic of a batch, to either side."""
 
 
 class Mixing(Unsupported):
@@ -522,29 +513,6 @@ class StructureTrial:
             if place is not None and tensor.requires_grad
         ]
         return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
-
-
-def check_parameters(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Refuse a forward pass that changed a parameter."""
-    for name, number in before.items():
-        if after.get(name) != number:
-            raise Unsupported(changed_words(name))
-
-
-def changed_words(name: str) -> str:
-    """Why a parameter that a forward pass changes is refused."""
-    return (
-        f"the forward pass changes the parameter {name!r}, which would keep raw data outside any budget. Remove what "
-        "writes into it (max_norm of an embedding, running averages, initialisation from the first batch)."
-    )
-
-
-def kept_words(name: str) -> str:
-    """Why a buffer that changes is refused."""
-    return (
-        f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, "
-        "if what it holds does not depend on the data (a count of steps), name it in public_buffers=."
-    )
 
 
 def _options(value: tuple[Any, Any], rows: int, constant: frozenset[int]) -> Iterator[Dims]:
