@@ -401,7 +401,8 @@ class StructureTrial:
             single = [each[number].shape for each in one]
             if place is not None and any(
                 shape[place.dim] * self.rows != tensor.shape[place.dim]
-                or _without(shape, place.dim) != _without(tensor.shape, place.dim)
+                or (*shape[: place.dim], *shape[place.dim + 1 :])
+                != (*tensor.shape[: place.dim], *tensor.shape[place.dim + 1 :])
                 for shape in single
             ):
                 place = None
@@ -586,10 +587,6 @@ def _passed(losses: Tensor, taps: Sequence[Tap], places: Mapping[Key, SamplePlac
     through = crossed(losses, used)
     ends = {tap.key for place, tap in enumerate(taps) if place not in through or len(tap.shape) < 3}
     return frozenset(tap.key for tap in taps if tap.key not in ends)
-
-
-def _without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
-    return tuple(size for place, size in enumerate(shape) if place != dim)
 
 
 def _random(like: Tensor, generator: torch.Generator, place: SamplePlacement | None, loud: Tensor | None) -> Tensor:
