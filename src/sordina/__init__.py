@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
+from sordina._renamed import find_former_modules
 from sordina.errors import SordinaError
 from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sordina.tuning import Search
 
 __version__ = importlib.metadata.version("sordina")
+find_former_modules()
 
 _ROOMS = (
     "accounting",

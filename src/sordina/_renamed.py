@@ -1,11 +1,15 @@
-"""Former names of arguments: they work for two minor releases, with a warning that says the new name."""
+"""Former names of arguments and modules: they work for two minor releases, with a warning that says the new name."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from sordina.errors import InvalidInput
@@ -135,3 +139,76 @@ def _restore(names: Mapping[str, str]) -> Callable[[Any, dict[str, Any]], None]:
         self.__dict__.update({names.get(name, name): value for name, value in state.items()})
 
     return restore
+
+
+FORMER_MODULES = {
+    "sordina.accounting.account": "sordina.accounting.accountants",
+    "sordina.accounting.calibrate": "sordina.accounting.calibration",
+    "sordina.accounting.groups": "sordina.accounting.accountants",
+    "sordina.accounting.search": "sordina.accounting.calibration",
+    "sordina.auditing.library": "sordina.auditing.canaries",
+    "sordina.auditing.membership.calibrated": "sordina.auditing.membership.attacks",
+    "sordina.auditing.membership.noisy": "sordina.auditing.membership.attacks",
+    "sordina.auditing.planted": "sordina.auditing.self_audit",
+    "sordina.auditing.result": "sordina.auditing.findings",
+    "sordina.clipping.names": "sordina.clipping",
+    "sordina.clipping.schedule": "sordina.clipping.policy",
+    "sordina.federated.client_policy": "sordina.federated.flower.client_policy",
+    "sordina.federated.data.federation": "sordina.federated.data.partition",
+    "sordina.federated.engines.deployment": "sordina.federated.flower.deployment",
+    "sordina.federated.engines.inprocess": "sordina.federated.engines.in_process",
+    "sordina.federated.keeping": "sordina.federated.run_keeper",
+    "sordina.federated.methods": "sordina.federated.algorithms.registry",
+    "sordina.federated.partition": "sordina.federated.data.partition",
+    "sordina.federated.privacy.account": "sordina.federated.privacy.accounts",
+    "sordina.federated.privacy.leakage": "sordina.federated.privacy.accounts",
+    "sordina.federated.stopping": "sordina.federated.round",
+    "sordina.mechanisms.metric_laplace": "sordina.mechanisms.laplace",
+    "sordina.models.images": "sordina.models.networks",
+    "sordina.models.tables": "sordina.models.networks",
+    "sordina.random.rounded_gaussian": "sordina.random.noise",
+    "sordina.randomness": "sordina.random",
+    "sordina.reports.compare": "sordina.reports.rendering",
+    "sordina.reports.odds": "sordina.privacy",
+    "sordina.reports.writing": "sordina.reports.rendering",
+    "sordina.seam": "sordina.queries",
+    "sordina.tables.draft": "sordina.tables.discover",
+    "sordina.tables.files": "sordina.tables.readers",
+    "sordina.training.own_loop": "sordina.training.trainer",
+    "sordina.training.plan": "sordina.plan",
+    "sordina.training.private": "sordina.training.loop",
+    "sordina.training.rate": "sordina.training.learning_rates",
+    "sordina.training.step": "sordina.private_step",
+    "sordina.training.wosm": "sordina.training.optimizers",
+    "sordina.tuning.scheme": "sordina.tuning.plan",
+    "sordina.types": "sordina.privacy",
+}
+"""Modules that 0.1 documented, or that apps written with it name, and where their names are now; they go with 0.4."""
+
+
+class FormerModules:
+    """Finds a module by its former name: a module that takes every name from the present one, with a warning."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        return ModuleSpec(name, self) if name in FORMER_MODULES else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        former, now = module.__name__, FORMER_MODULES[module.__name__]
+
+        def read(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(f"module {former!r} has no attribute {name!r}")
+            value = getattr(importlib.import_module(now), name)
+            warnings.warn(f"{former} is now {now}.", DeprecationWarning, stacklevel=2)
+            return value
+
+        module.__getattr__ = read  # type: ignore[method-assign]
+
+
+def find_former_modules() -> None:
+    """Let Python find modules by their former names, after everything else was looked for."""
+    if not any(type(finder).__qualname__ == FormerModules.__qualname__ for finder in sys.meta_path):
+        sys.meta_path.append(FormerModules())

@@ -7,8 +7,8 @@ import pytest
 
 from sordina.accounting import FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PureDP, Repeated, accountant
 from sordina.accounting.canonical import normal_form
+from sordina.accounting.composition import mu
 from sordina.accounting.gaussian import gaussian_epsilon
-from sordina.accounting.gdp import mu
 from sordina.privacy import Adjacency
 
 COMPARED = Repeated(PoissonSampled(0.00853, Gaussian(1.0)), 1170)

@@ -8,7 +8,7 @@ from pathlib import Path
 import sordina
 
 SOURCE = Path(sordina.__file__).parent
-WORDS = {"privacy", "errors", "random", "_memory", "queries", "__init__", "types", "randomness", "seam"}
+WORDS = {"privacy", "errors", "random", "_memory", "queries", "__init__"}
 WORDS |= {
     "privacy_claim",
     "progress",

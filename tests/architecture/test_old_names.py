@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 
 import pytest
 
 import sordina as sd
+from sordina._renamed import FORMER_MODULES
 
 MOVED = {
     "sordina.types:Budget": "sordina.privacy:Budget",
@@ -14,6 +16,13 @@ MOVED = {
     "sordina.seam:VectorQuery": "sordina.queries:VectorQuery",
     "sordina.mechanisms:Gaussian": "sordina.mechanisms:GaussianMechanism",
     "sordina.mechanisms:Laplace": "sordina.mechanisms:LaplaceMechanism",
+    "sordina.mechanisms.metric_laplace:MetricLaplace": "sordina.mechanisms.laplace:MetricLaplace",
+    "sordina.accounting.groups:group_epsilon": "sordina.accounting:group_epsilon",
+    "sordina.accounting.search:search_noise": "sordina.accounting:search_noise",
+    "sordina.auditing.result:Audit": "sordina.auditing:Audit",
+    "sordina.federated.methods:FedAvg": "sordina.federated:FedAvg",
+    "sordina.training.own_loop:make_private": "sordina.training:make_private",
+    "sordina.reports.writing:report": "sordina.reports:report",
 }
 
 
@@ -26,6 +35,13 @@ def found(place: str) -> object:
 def test_an_old_name_works_and_warns(old):
     with pytest.warns(DeprecationWarning, match="is now"):
         assert found(old) is found(MOVED[old])
+
+
+@pytest.mark.parametrize("old", FORMER_MODULES)
+def test_a_former_module_stands_for_one_that_is_there(old):
+    assert importlib.util.find_spec(FORMER_MODULES[old])
+    with pytest.raises(AttributeError, match="no attribute 'Cauchy'"):
+        _ = importlib.import_module(old).Cauchy
 
 
 @pytest.mark.parametrize("half", ["client_app", "server_app"])

@@ -203,7 +203,7 @@ def test_the_steady_server_re_seeds_a_hypothesis_that_nobody_comes_near():
 
 
 def test_the_steady_estimate_beats_the_mean_under_euclidean_laplace_noise():
-    from sordina.mechanisms.metric_laplace import MetricLaplace
+    from sordina.mechanisms.laplace import MetricLaplace
 
     rng = np.random.default_rng(0)
     truth = torch.tensor([0.2, 0.0], dtype=torch.float64)

@@ -10,7 +10,7 @@ from scipy import stats
 from sordina.errors import InvalidInput
 from sordina.random import add_gaussian, noise, secure, seeded
 from sordina.random.generators import bit_stream
-from sordina.random.rounded_gaussian import BLOCK, lines, round_block, settle
+from sordina.random.noise import BLOCK, lines, round_block, settle
 
 SIZE = 1_000_000
 

@@ -7,8 +7,8 @@
 True
 """
 
-from sordina.accounting.accountants import NAMES, Account, Accountant, accountant
-from sordina.accounting.calibration import noise_multiplier
+from sordina.accounting.accountants import NAMES, Account, Accountant, accountant, group, group_epsilon
+from sordina.accounting.calibration import SearchPlan, noise_multiplier, search_noise
 from sordina.accounting.events import (
     NOTHING,
     ApproximateDP,
@@ -28,8 +28,6 @@ from sordina.accounting.events import (
     to_dict,
 )
 from sordina.accounting.gaussian import combined_multiplier, gaussian_delta, gaussian_epsilon, joint
-from sordina.accounting.groups import group, group_epsilon
-from sordina.accounting.search_cost import SearchPlan, search_noise
 from sordina.accounting.stopping import draw_runs
 from sordina.accounting.stopping import stopping as random_stopping
 

@@ -16,12 +16,11 @@ from sordina.accounting._pld.composition import Pmf, TooFine, compose, discretis
 from sordina.accounting._pld.losses import GaussianLoss
 from sordina.accounting._pld.pairs import CountedPair, Direction, Plain, dominating, largest_loss, leak
 from sordina.accounting.canonical import Bag, exposed, normal_form
+from sordina.accounting.composition import ZCDP, approximate, mu
 from sordina.accounting.events import Event, Gaussian, RandomStopping, ZeroConcentrated
 from sordina.accounting.gaussian import gaussian_epsilon
-from sordina.accounting.gdp import approximate, mu
 from sordina.accounting.pld import first_step
 from sordina.accounting.rdp import corner_loss
-from sordina.accounting.zcdp import ZCDP
 from sordina.privacy import Adjacency
 
 # Sums of privacy losses that are kept: what was composed once is not composed again.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sordina import private_step, random
-from sordina.accounting.search_cost import search_noise
+from sordina.accounting.calibration import search_noise
 from sordina.auditing import faults, self_checks
 from sordina.auditing.self_checks import Check, CheckResult, checks
 from sordina.auditing.soundness import Soundness, soundness_study

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from sordina import random
 from sordina.accounting import Event, Gaussian, RandomStopping, draw_runs
-from sordina.accounting.search_cost import search_noise
+from sordina.accounting.calibration import search_noise
 from sordina.auditing.bounds import best_threshold, rates_at, refuted
 from sordina.auditing.canaries import CanaryTrial, Trace, Trial, blind_split, energy, likelihood
 from sordina.auditing.scores import BoolArray, FloatArray, Scores

@@ -201,8 +201,8 @@ def compare(
 
     Example: `sordina account compare --noise-multiplier 1.0 --sample-rate 0.00853 --steps 1170 --delta 1e-5`
     """
-    from sordina.accounting.compare import compare as judged
-    from sordina.accounting.compare import plot as draw
+    from sordina.accounting.accountants import compare as judged
+    from sordina.accounting.accountants import plot as draw
 
     verdicts = judged(_run(noise_multiplier, sample_rate, steps, adjacency, sampling), delta, adjacency)
     if plot is not None:

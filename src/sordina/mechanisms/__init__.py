@@ -8,9 +8,8 @@ from typing import Any
 from sordina.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from sordina.mechanisms.exponential import Exponential
 from sordina.mechanisms.gaussian import GaussianMechanism
-from sordina.mechanisms.laplace import LaplaceMechanism
+from sordina.mechanisms.laplace import LaplaceMechanism, MetricLaplace
 from sordina.mechanisms.mechanism import Mechanism
-from sordina.mechanisms.metric_laplace import MetricLaplace
 from sordina.mechanisms.randomized_response import RandomizedResponse
 from sordina.mechanisms.sparse_vector import SparseVector
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sordina.random.generators import generator, releasable, secure, seeded
-from sordina.random.global_chance import reseed_globally
+from sordina.random.generators import generator, releasable, reseed_globally, secure, seeded
 from sordina.random.noise import add_gaussian
 
 __all__ = ["add_gaussian", "generator", "releasable", "reseed_globally", "secure", "seeded"]

@@ -1,6 +1,6 @@
 """Tuning: try many configurations under one budget. See `search` for how to use it and `selection` for who pays."""
 
-from sordina.accounting.search_cost import METHODS
+from sordina.accounting.calibration import METHODS
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.plan import Scheme, make_scheme
 from sordina.tuning.search import Search

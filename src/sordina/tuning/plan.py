@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sordina.accounting import NOTHING, Composed, Event, Gaussian, RandomStopping, Repeated, from_dict, to_dict
-from sordina.accounting.search_cost import METHODS, search_noise
+from sordina.accounting.calibration import METHODS, search_noise
 from sordina.accounting.stopping import draw_runs
 from sordina.errors import InvalidInput, Unsupported
 from sordina.privacy import Adjacency, Budget, Unit

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sordina.errors import InvalidInput
-from sordina.mechanisms.metric_laplace import MetricLaplace
+from sordina.mechanisms.laplace import MetricLaplace
 from sordina.privacy import check_positive
 
 # Two attacks on one update: DLG (Zhu et al. 2019) and inverting gradients (Geiping et al. 2020).

@@ -23,7 +23,7 @@ from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.population import ClientSelection, SampledClients
 from sordina.federated.privacy.accounts import Leakage, exact
 from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
-from sordina.mechanisms.metric_laplace import MetricLaplace
+from sordina.mechanisms.laplace import MetricLaplace
 from sordina.privacy import Unit, check_positive, format_up
 from sordina.sampling import FixedSize
 
