@@ -19,7 +19,7 @@ from sordina.auditing.membership.query_attacks import LabelOnly, QuantileRegress
 from sordina.auditing.membership.reference_attacks import PopulationAttack
 from sordina.auditing.membership.shadows import PlainTraining
 from sordina.auditing.scores import Scores, auc, tpr_at
-from sordina.reproduction.attack_table import AttackedSplit, attacked_split
+from sordina.reproduction.attacks import AttackedSplit, attacked_split
 
 RECIPE = PlainTraining(epochs=40, batch_size=64, learning_rate=2e-3)
 

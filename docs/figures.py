@@ -26,7 +26,7 @@ from sordina.gradients import Engine
 from sordina.privacy import best_guess, most_found
 from sordina.queries import VectorQuery
 from sordina.reproduction.experiment import Job, load
-from sordina.reproduction.sensitivity import cosine
+from sordina.reproduction.searches import cosine
 
 IMAGES = Path(__file__).parent / "images"
 RATE, NOISE, DELTA = 0.01, 1.0, 1e-5

@@ -146,6 +146,10 @@ FORMER_MODULES = {
     "sordina.accounting.calibrate": "sordina.accounting.calibration",
     "sordina.accounting.groups": "sordina.accounting.accountants",
     "sordina.accounting.search": "sordina.accounting.calibration",
+    "sordina.auditing.inversion": "sordina.auditing.reconstruction",
+    "sordina.auditing.inversion.attacks": "sordina.auditing.reconstruction",
+    "sordina.auditing.inversion.defences": "sordina.auditing.reconstruction",
+    "sordina.auditing.inversion.quality": "sordina.auditing.reconstruction",
     "sordina.auditing.library": "sordina.auditing.canaries",
     "sordina.auditing.membership.calibrated": "sordina.auditing.membership.attacks",
     "sordina.auditing.membership.noisy": "sordina.auditing.membership.attacks",
@@ -190,7 +194,7 @@ class FormerModules:
     """Finds a module by its former name: a module that takes every name from the present one, with a warning."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        return ModuleSpec(name, self) if name in FORMER_MODULES else None  # type: ignore[arg-type]
+        return ModuleSpec(name, self, is_package=True) if name in FORMER_MODULES else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sordina as sd
-from sordina.auditing import figures
+from sordina.auditing import findings
 from sordina.auditing.findings import thinned
 from sordina.auditing.membership.shadows import PlainTraining, train
 from sordina.auditing.membership.target import Samples
@@ -116,9 +116,9 @@ def test_bad_requests_are_refused_in_words(parrot):
 def test_findings_and_figures_are_written(study, tmp_path):
     folder = write_audit(study.private.audit, tmp_path / "audit")
     assert json.loads((folder / "audit.json").read_text())["claimed_epsilon"] <= 3
-    figures.sigma_figure([[0.1, 0.6], [1.0, 0.7]], folder / "sigma.png")
+    findings.sigma_figure([[0.1, 0.6], [1.0, 0.7]], folder / "sigma.png")
     pictures = torch.rand(2, 1, 8, 8)
-    figures.reconstruction_figure(pictures, [("none", pictures)], folder / "grid.png", [["1 dB", "2 dB"]])
+    findings.reconstruction_figure(pictures, [("none", pictures)], folder / "grid.png", [["1 dB", "2 dB"]])
     for name in ("roc", "epsilon", "sigma", "grid"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -16,12 +16,11 @@ from sklearn.preprocessing import OneHotEncoder
 from torch import nn
 
 import sordina as sd
-from sordina.auditing.attributes import infer_attribute, infer_label
 from sordina.auditing.foreign import open_foreign
+from sordina.auditing.inference import infer_attribute, infer_label, invert_classes
 from sordina.auditing.membership.foreign_models import LossTarget, loss_target, predictor_target
 from sordina.auditing.membership.shadows import PlainTraining, train
 from sordina.auditing.membership.target import Classifier, Samples
-from sordina.auditing.reconstruction.model_inversion import invert_classes
 from sordina.errors import InvalidInput, Unsupported
 from sordina.tables import Schema
 

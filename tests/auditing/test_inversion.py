@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sordina import datasets
-from sordina.auditing.reconstruction.attacks import (
+from sordina.auditing.reconstruction import (
     DLG,
     Clipped,
     GaussianNoise,
@@ -14,11 +14,13 @@ from sordina.auditing.reconstruction.attacks import (
     NoDefence,
     client_update,
     infer_labels,
+    matched,
+    named_defences,
     quality,
+    reconstruction_study,
     sigmoid_network,
     ssim,
 )
-from sordina.auditing.reconstruction.study import matched, named_defences, reconstruction_study
 from sordina.errors import InvalidInput
 
 

@@ -12,10 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import sordina as sd
-from sordina.auditing.attributes import AttributeInference
 from sordina.auditing.audit import audit_scores
 from sordina.auditing.findings import claim_from
 from sordina.auditing.foreign import audit_foreign, open_foreign
+from sordina.auditing.inference import AttributeInference
 from sordina.auditing.scores import Estimate
 from sordina.errors import InvalidInput
 from sordina.privacy import Unit

@@ -27,7 +27,7 @@ from sordina.auditing.trade_off import (
     accounted,
 )
 from sordina.privacy import Adjacency, Guarantee
-from sordina.reproduction.audit_bounds import MEMBERSHIPS, allowed, exceedances, family_refutations, mechanisms
+from sordina.reproduction.audits import MEMBERSHIPS, allowed, exceedances, family_refutations, mechanisms
 
 AUDITS = 40
 

@@ -16,7 +16,7 @@ from sordina.auditing.releases import (
     write_study,
 )
 from sordina.datasets import adult
-from sordina.datasets.files import find
+from sordina.datasets.data import find
 from sordina.errors import InvalidInput
 from sordina.reports import reading
 from sordina.reports.rendering import render

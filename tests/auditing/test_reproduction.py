@@ -1,7 +1,7 @@
 import pytest
 
-from sordina.auditing.reconstruction import study
-from sordina.auditing.reconstruction.attacks import DLG
+from sordina.auditing import reconstruction
+from sordina.auditing.reconstruction import DLG
 from sordina.reproduction import Experiment, Job
 from sordina.reproduction.attacks import attack_003, reconstruction_figure
 
@@ -23,7 +23,7 @@ def test_the_shadow_attack_is_reported_for_both_models(tmp_path):
 
 
 def test_the_grid_of_reconstructions_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setitem(study.ATTACKS, "dlg", DLG(iterations=100, restarts=1))
+    monkeypatch.setitem(reconstruction.ATTACKS, "dlg", DLG(iterations=100, restarts=1))
     found = reconstruction_figure(job(tmp_path, dataset="digits", options={"images": 1}))
     assert found.values[0].what["defence"] == "none"
     assert found.values[0].ours == pytest.approx(max(value.ours for value in found.values))

@@ -4,10 +4,18 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from sordina.auditing.canaries import CanaryTrial, audit_one_run, audit_runs, audit_training, blind_split, likelihood
-from sordina.auditing.faults import FAULTS, fault
+from sordina.auditing.canaries import (
+    FAULTS,
+    CanaryTrial,
+    audit_one_run,
+    audit_runs,
+    audit_training,
+    blind_split,
+    fault,
+    likelihood,
+)
 from sordina.auditing.one_run import Membership, OneRun
-from sordina.auditing.soundness import soundness_study
+from sordina.auditing.self_audit import soundness_study
 from sordina.clipping import Automatic, Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.privacy import Budget

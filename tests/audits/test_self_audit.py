@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sordina.auditing import self_audit as module
-from sordina.auditing.faults import FAULTS
+from sordina.auditing.canaries import FAULTS
 from sordina.auditing.self_audit import planted_faults, self_audit
 from sordina.auditing.self_checks import CheckResult, checks, layer_models
 from sordina.cli.main import app

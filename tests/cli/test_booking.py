@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from sordina.accounting.ledger import Ledger
-from sordina.cli.booking import booked_on
+from sordina.cli._options import booked_on
 from sordina.cli.main import app, main
 from sordina.privacy import Budget
 

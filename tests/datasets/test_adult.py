@@ -6,7 +6,7 @@ import torch
 
 from sordina import datasets
 from sordina.datasets import adult
-from sordina.datasets.files import find
+from sordina.datasets.data import find
 from sordina.errors import InvalidInput
 
 HEADER = ",".join(adult.COLUMNS)

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from sordina.datasets.files import CHUNK, File, download, obtain
+from sordina.datasets.data import CHUNK, File, download, obtain
 from sordina.errors import DataNotFound
 
 CONTENT = np.random.default_rng(0).bytes(3 * CHUNK + 17)

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from sordina.datasets.files import File, find, obtain, open_text
+from sordina.datasets.data import File, find, obtain, open_text
 from sordina.errors import DataNotFound
 
 DIGEST = "sha256:" + "0" * 64

@@ -8,7 +8,7 @@ import torch
 
 from sordina import datasets
 from sordina.datasets import hospital
-from sordina.datasets.files import find, open_text
+from sordina.datasets.data import find, open_text
 from sordina.errors import InvalidInput
 
 pytestmark = pytest.mark.skipif(find(hospital.CHARGES.path) is None, reason="the charges are not in SORDINA_DATA")

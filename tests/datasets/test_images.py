@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sordina import datasets
-from sordina.datasets import femnist, mnist
+from sordina.datasets.images import read_femnist, read_idx
 from sordina.errors import DataNotFound, InvalidInput
 
 CODES = {"u1": 0x08, "i4": 0x0C, "f8": 0x0E}
@@ -38,7 +38,7 @@ def mnist_folder(tmp_path, monkeypatch):
 def test_idx_gives_back_what_was_written(tmp_path, kind):
     array = np.arange(24).reshape(2, 3, 4)
     (tmp_path / "a").write_bytes(to_idx(array, kind))
-    assert np.array_equal(mnist.read_idx(tmp_path / "a"), array)
+    assert np.array_equal(read_idx(tmp_path / "a"), array)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_idx_gives_back_what_was_written(tmp_path, kind):
 def test_idx_refuses_what_is_not(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(InvalidInput, match=r"idx file|cut short"):
-        mnist.read_idx(tmp_path / "a")
+        read_idx(tmp_path / "a")
 
 
 def test_pixels_are_scaled_by_a_public_constant(mnist_folder):
@@ -120,9 +120,9 @@ def test_femnist_takes_leafs_files(tmp_path, monkeypatch):
 def test_femnist_refuses_other_files(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(InvalidInput, match=r"a\.json is not in LEAF's format"):
-        femnist.read(tmp_path)
+        read_femnist(tmp_path)
 
 
 def test_femnist_refuses_an_empty_folder(tmp_path):
     with pytest.raises(DataNotFound, match="holds no json"):
-        femnist.read(tmp_path)
+        read_femnist(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sordina import datasets
-from sordina.datasets import files
+from sordina.datasets.data import find
 from sordina.errors import DataNotFound, InvalidInput
 
 FILES = {
@@ -31,7 +31,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_data_set_has_the_same_shape(name):
-    if FILES[name] and files.find(FILES[name]) is None:
+    if FILES[name] and find(FILES[name]) is None:
         pytest.skip(f"{FILES[name]} is not in SORDINA_DATA")
     data = datasets.load(name)
     shape, train, test, classes = SHAPES[name]

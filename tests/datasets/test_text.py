@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sordina import datasets
-from sordina.datasets import ag_news, glove, tiny_lm
-from sordina.datasets.files import find
+from sordina.datasets import texts, tiny_lm
+from sordina.datasets.data import find
 from sordina.errors import InvalidInput
 
 
@@ -60,23 +60,23 @@ def test_the_whole_training_set_is_taken_where_there_is_one(folder):
 def test_other_rows_are_refused(folder, row):
     write_news(folder / "a.csv", [(1, "a", "b"), row])
     with pytest.raises(InvalidInput, match="row 2: expected class 1 to 4"):
-        ag_news.read(folder / "a.csv")
+        texts.read_ag_news(folder / "a.csv")
 
 
 def test_glove_is_read_from_its_own_archive(folder):
     with zipfile.ZipFile(folder / "glove" / "glove.6B.zip", "w") as archive:
         archive.writestr("glove.6B.50d.txt", "the " + "1 " * 50 + "\nball " + "2 " * 50 + "\n")
         archive.writestr("glove.6B.100d.txt", "ball " + "3 " * 100 + "\n")
-    vectors = glove.load({"ball", "absent"})
+    vectors = texts.load_vectors({"ball", "absent"})
     assert vectors.index == {"ball": 1}
     assert vectors.table.tolist() == [[0.0] * 50, [2.0] * 50]
-    assert glove.load({"ball"}, dimension=100).dimension == 100
+    assert texts.load_vectors({"ball"}, dimension=100).dimension == 100
 
 
 def test_vectors_of_another_length_are_refused(folder):
     write_glove(folder / "glove" / "glove.6B.50d.txt", {"ball": np.ones(49)})
     with pytest.raises(InvalidInput, match="line 1: 49 numbers where 50 belong"):
-        glove.load({"ball"}, dimension=50)
+        texts.load_vectors({"ball"}, dimension=50)
 
 
 def test_sequences_predict_the_next_token(folder):

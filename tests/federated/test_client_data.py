@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sordina import models
-from sordina.datasets.files import find
+from sordina.datasets.data import find
 from sordina.errors import InvalidInput
 from sordina.federated import data
 from sordina.models import losses, metrics

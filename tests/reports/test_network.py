@@ -18,7 +18,7 @@ import sordina as sd
 from sordina.cli.main import app
 from sordina.privacy import Budget
 from sordina.reports import reading
-from sordina.reports.network_facts import _picture, command
+from sordina.reports.folder_facts import _picture, command
 from sordina.reports.rendering import render, report
 
 FIGURES = ("privacy_by_distance.png", "pair_privacy.png", "error_by_rounds.png")

@@ -5,17 +5,7 @@ from typer.testing import CliRunner
 
 from sordina.cli.main import app
 from sordina.errors import InvalidInput
-from sordina.reproduction import (
-    Experiment,
-    ExperimentFindings,
-    Job,
-    Panel,
-    PlottedCurve,
-    Value,
-    load,
-    names,
-    sensitivity,
-)
+from sordina.reproduction import Experiment, ExperimentFindings, Job, Panel, PlottedCurve, Value, load, names, searches
 from sordina.reproduction.experiment import cells, columns, markdown, number, plain, write
 from sordina.reproduction.searches import search_table
 from sordina.tuning import STRATEGIES
@@ -87,7 +77,7 @@ def test_the_sanitised_gradient_points_best_somewhere_between(tmp_path):
         "lowest": 1e-2,
         "highest": 1e3, "draws": 10, "iterations": [20], "thresholds": 11,
     }  # fmt: skip
-    (curve,) = sensitivity.cosine(tiny(tmp_path, **settings)).panels[0].curves
+    (curve,) = searches.cosine(tiny(tmp_path, **settings)).panels[0].curves
     assert all(-1 <= value <= 1 for value in curve.y)
     assert max(curve.y) > 0.3
     assert abs(curve.y[-1]) < 0.2
@@ -98,7 +88,7 @@ def test_pareto_fronts_cost_the_same_everywhere(tmp_path):
         "batch_size": 10, "population": 1000, "steps": 20, "delta": 1e-5, "runs": 2, "inflation": 0.01, "ratio": 7.124,
         "epsilons": [3.0],
     }  # fmt: skip
-    found = sensitivity.pareto(tiny(tmp_path, **settings))
+    found = searches.pareto(tiny(tmp_path, **settings))
     assert found.values[0].ours == pytest.approx(7.124, abs=5e-4)
     front = found.panels[0].curves[0]
     costs = [x**-2 + y**-2 for x, y in zip(front.x, front.y, strict=True)]

@@ -12,13 +12,13 @@ from sordina._lazy import lazily
 
 if TYPE_CHECKING:
     from sordina.auditing import releases
-    from sordina.auditing.attributes import infer_attribute, infer_label
     from sordina.auditing.audit import ATTACKS, audit_scores
     from sordina.auditing.bounds import LowerBound, TwoRates
     from sordina.auditing.canaries import audit_training
     from sordina.auditing.extraction import Secrets, measure_continuations, measure_exposure
     from sordina.auditing.findings import AttackResult, Audit
     from sordina.auditing.foreign import audit_foreign
+    from sordina.auditing.inference import infer_attribute, infer_label
     from sordina.auditing.language import audit_language_model
     from sordina.auditing.one_run import Membership, OneRun, PairedRun
     from sordina.auditing.runs import audit_run, write_audit
@@ -63,8 +63,8 @@ __getattr__ = lazily(
         "measure_continuations": "sordina.auditing.extraction",
         "measure_exposure": "sordina.auditing.extraction",
         "audit_foreign": "sordina.auditing.foreign",
-        "infer_attribute": "sordina.auditing.attributes",
-        "infer_label": "sordina.auditing.attributes",
+        "infer_attribute": "sordina.auditing.inference",
+        "infer_label": "sordina.auditing.inference",
         "audit_run": "sordina.auditing.runs",
         "audit_scores": "sordina.auditing.audit",
         "audit_training": "sordina.auditing.canaries",

@@ -130,7 +130,7 @@ def _audited(model: Any, samples: list[Samples], claim: Guarantee | None) -> Aud
 
 
 def _own(path: Path, members: Path, non_members: Path, claim: Guarantee | None) -> AuditedRun:
-    from sordina.auditing.table_runs import EstimatorTarget
+    from sordina.auditing.runs import EstimatorTarget
     from sordina.estimators.table_model import load
 
     fitted = load(path)

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from sordina import datasets, models, private_files, random
 from sordina.accounting.ledger import Ledger
 from sordina.auditing.audit import audit
-from sordina.auditing.reconstruction.attacks import (
+from sordina.auditing.reconstruction import (
     DLG,
     Clipped,
     Defence,

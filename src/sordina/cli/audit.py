@@ -1,4 +1,4 @@
-"""`sordina audit`: attack what was trained, and say what the attack proves. Exit code 1 if a claim was refuted."""
+"""`sordina audit`: attack runs, models of others, updates, and the library itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from sordina.cli._former_options import CommandWithFormerOptions
-from sordina.cli.audit_inference import attribute, classes
+from sordina.cli._options import CommandWithFormerOptions
 from sordina.cli.audit_lm import lm
 from sordina.cli.output import say, say_json
 from sordina.progress import Progress, StagedProgress, silent_stages
 
 if TYPE_CHECKING:
     from sordina.auditing.findings import AttackResult, Audit
+
 
 app = typer.Typer(
     help="Attack models and mechanisms: membership, canaries, gradient inversion, language models.",
@@ -210,7 +210,7 @@ def soundness(
 
     Example: `sordina audit soundness --audits 200 --seed 0`
     """
-    from sordina.auditing.soundness import soundness_study
+    from sordina.auditing.self_audit import soundness_study
 
     with bar("audits", shown=not as_json) as tick:
         study = soundness_study(audits, canaries=canaries, confidence=confidence, seed=seed, progress=tick)
@@ -279,7 +279,7 @@ def inversion(
 
     Example: `sordina audit inversion digits --images 4 --noise-multiplier 1e-3 --noise-multiplier 1 --out runs/dlg`
     """
-    from sordina.auditing.reconstruction.study import NUS, named_defences, reconstruction_study
+    from sordina.auditing.reconstruction import NUS, named_defences, reconstruction_study
     from sordina.auditing.runs import write_reconstructions
 
     nus = noise_multiplier or (() if sigma or clip else NUS)
@@ -304,8 +304,6 @@ def inversion(
 
 
 app.command()(lm)
-app.command()(attribute)
-app.command()(classes)
 
 
 def say_results(
@@ -388,3 +386,50 @@ def bar(stage: str, *, shown: bool) -> Iterator[Progress]:
             ticks[0](done, total)
 
         yield tick
+
+
+# `sordina audit attribute` and `sordina audit classes`: what a run's model tells of people, and of its classes.
+
+
+@app.command()
+def attribute(
+    run: Annotated[Path, typer.Argument(help="Folder of a `sordina train FILE` run that kept rows out.")],
+    column: Annotated[str, typer.Option(help="The attribute to guess: a category of the schema.")],
+    rows: Annotated[int, typer.Option(help="Members and non-members to look at, at most.")] = 2000,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Makes the audit repeatable.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Does the model tell an attribute of those it was trained on? Guesses it for members and for others.
+
+    Example: `sordina audit attribute runs/p --column smoker`
+    """
+    from sordina.auditing.inference import infer_table_attribute
+
+    found = infer_table_attribute(run, column, rows=rows, confidence=confidence, seed=seed)
+    if as_json:
+        say_json(found.to_dict())
+        return
+    say(found.verdict, alarm=found.leaks)
+
+
+@app.command()
+def classes(
+    run: Annotated[Path, typer.Argument(help="Folder of a `sordina train` run on images.")],
+    steps: Annotated[int, typer.Option(help="Steps to move each image.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of the first images.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for classes.png; the run's own if left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What does the model think its classes look like? Model inversion, as a picture.
+
+    Example: `sordina audit classes runs/digits`
+    """
+    from sordina.auditing.inference import invert_run
+
+    found, picture = invert_run(run, out or run, steps=steps, seed=seed)
+    if as_json:
+        say_json(found.to_dict() | {"picture": str(picture)})
+        return
+    sure = ", ".join(f"{value:.0%}" for value in found.confidences)
+    say(f"The model is sure of its own pictures to {sure}. See {picture}.")

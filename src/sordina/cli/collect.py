@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordina.cli.booking import booked_on
+from sordina.cli._options import booked_on
 from sordina.cli.output import say, say_json, say_table
 from sordina.errors import InvalidInput
 from sordina.privacy import Unit, format_up

@@ -130,7 +130,7 @@ def federate(
     Example: `sordina federate synthetic --strategy metric-pfl --hypotheses 2 --noise-multiplier 5
     --clients-per-round 7 --seed 0 --out runs/f`
     """
-    from sordina.cli.booking import booked_on
+    from sordina.cli._options import booked_on
     from sordina.cli.output import rounds_bar
     from sordina.errors import InvalidInput
     from sordina.federated import recipe as recipes

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordina.cli._former_options import CommandWithFormerOptions
+from sordina.cli._options import CommandWithFormerOptions
 from sordina.cli.output import say, say_json
 
 app = typer.Typer(help="Sordina's runs as apps of Flower.", no_args_is_help=True)

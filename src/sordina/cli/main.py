@@ -15,22 +15,19 @@ from sordina.cli import (
     account,
     audit,
     audit_releases,
-    card,
     collect,
-    compare,
     demo,
     federate,
     flower,
     ledger,
-    predict,
     release,
     report,
     reproduce,
-    schema,
+    tables,
     train,
     tune,
 )
-from sordina.cli._former_options import CommandWithFormerOptions
+from sordina.cli._options import CommandWithFormerOptions
 from sordina.cli.output import plain, say
 from sordina.errors import SordinaError
 
@@ -48,13 +45,13 @@ audit.app.add_typer(audit_releases.app, name="releases")
 app.add_typer(audit.app, name="audit")
 app.add_typer(collect.app, name="collect")
 app.add_typer(flower.app, name="flower")
-app.command()(schema.schema)
+app.command()(tables.schema)
 app.command(cls=CommandWithFormerOptions)(train.train)
-app.command()(predict.predict)
-app.command()(card.card)
+app.command()(tables.predict)
+app.command()(report.card)
 app.command()(release.release)
 app.command()(report.report)
-app.command()(compare.compare)
+app.command()(report.compare)
 app.command()(demo.demo)
 app.command()(tune.tune)
 app.command()(reproduce.reproduce)

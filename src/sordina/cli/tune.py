@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordina.cli.booking import booked_on
+from sordina.cli._options import booked_on
 from sordina.cli.output import say, say_json, say_table
 from sordina.cli.train import is_table, tune_file
 from sordina.errors import InvalidInput

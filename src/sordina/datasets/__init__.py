@@ -1,4 +1,4 @@
-"""Data sets: found through SORDINA_DATA or downloaded with a checksum, one file each, one shape for all.
+"""Data sets: found through SORDINA_DATA or downloaded with a checksum, one shape for all.
 
 >>> data = load("digits")
 >>> data.task, data.classes, len(data.train)
@@ -16,34 +16,36 @@ from sordina.errors import InvalidInput
 
 __all__ = ["Column", "Data", "Task", "load", "names"]
 
-_MODULES = {
-    "digits": "digits",
-    "adult": "adult",
-    "mnist": "mnist",
-    "fashion-mnist": "fashion_mnist",
-    "ag-news": "ag_news",
-    "hospital": "hospital",
-    "mnist-writers": "mnist_writers",
-    "femnist": "femnist",
-    "wikitext-2": "wikitext",
+_LOADERS = {
+    "digits": "images:load_digits",
+    "adult": "adult:load",
+    "mnist": "images:load_mnist",
+    "fashion-mnist": "images:load_fashion_mnist",
+    "ag-news": "texts:load_ag_news",
+    "hospital": "hospital:load",
+    "mnist-writers": "images:load_mnist_writers",
+    "femnist": "images:load_femnist",
+    "wikitext-2": "texts:load_wikitext",
 }
+"""By name: a module of this room, and its function."""
 
 
 def names() -> tuple[str, ...]:
     """The names `load` knows."""
-    return tuple(_MODULES)
+    return tuple(_LOADERS)
 
 
 def load(name: str, **options: Any) -> Data:
-    """Load a data set by name; the options are those of its own ``load``.
+    """Load a data set by name; the options are those of its own loader.
 
     >>> load("imagenet")
     Traceback (most recent call last):
     sordina.errors.InvalidInput: unknown data set 'imagenet': choose one of digits, adult, ...
     """
-    if name not in _MODULES:
-        raise InvalidInput(f"unknown data set {name!r}: choose one of {', '.join(_MODULES)}.")
-    loader = importlib.import_module(f"sordina.datasets.{_MODULES[name]}").load
+    if name not in _LOADERS:
+        raise InvalidInput(f"unknown data set {name!r}: choose one of {', '.join(_LOADERS)}.")
+    module, _, function = _LOADERS[name].partition(":")
+    loader = getattr(importlib.import_module(f"sordina.datasets.{module}"), function)
     known = inspect.signature(loader).parameters
     for option in options:
         if option not in known:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sordina.datasets.data import Column, Data, Task
-from sordina.datasets.files import File, obtain, open_text
+from sordina.datasets.data import Column, Data, File, Task, obtain, open_text
 from sordina.errors import InvalidInput
 from sordina.progress import StagedProgress
 

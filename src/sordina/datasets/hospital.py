@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from sordina.datasets.data import Column, Data, Task
-from sordina.datasets.files import File, obtain, open_text
+from sordina.datasets.data import Column, Data, File, Task, obtain, open_text
 from sordina.errors import InvalidInput
 
 CHARGES = File(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordina.datasets.files import File, obtain
+from sordina.datasets.data import File, obtain
 from sordina.errors import InvalidInput, Unsupported
 from sordina.progress import StagedProgress
 

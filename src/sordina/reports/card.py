@@ -14,7 +14,7 @@ from typing import Any
 
 from sordina.privacy import Unit, format_down, format_up
 from sordina.privacy_claim import PrivacyClaim
-from sordina.reports.attack_facts import attacks
+from sordina.reports.folder_facts import attacks
 from sordina.run_folder import AUDIT, FAIRNESS, MODEL_HASH, RUN, SCORES, read_claim, read_json
 
 UNSTATED = "not stated"

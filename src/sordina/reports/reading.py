@@ -20,7 +20,6 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError
 from sordina.privacy import Adjacency
 from sordina.privacy_claim import PrivacyClaim
-from sordina.reports.attack_facts import attacks, fairness, reconstructions, release
 from sordina.reports.card import answers, privacy_card
 from sordina.reports.facts import (
     AccountFacts,
@@ -33,8 +32,8 @@ from sordina.reports.facts import (
     RunFacts,
     last,
 )
-from sordina.reports.network_facts import command as network_command
-from sordina.reports.network_facts import network
+from sordina.reports.folder_facts import attacks, fairness, network, reconstructions, release
+from sordina.reports.folder_facts import command as network_command
 from sordina.run_folder import (
     ABOUT,
     ANSWERS,
@@ -149,7 +148,7 @@ def numbers(value: Any) -> Any:
 # ``release.json``         an attack on a release of statistics
 # ``answers.json``         the answers of a release of statistics
 # ``fairness.json``        how groups fare
-# ``*.png``                the figures of a run without a server (`network_facts`)
+# ``*.png``                the figures of a run without a server (`folder_facts`)
 # ``scores.json``          how a model of a table does on its test rows
 # =======================  =============================================================================
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina import datasets, random
-from sordina.auditing import figures
+from sordina.auditing import findings
 from sordina.auditing.extraction import (
     Continuations,
     Exposure,
@@ -193,7 +193,7 @@ def fine_tune_attacks(job: Job) -> ExperimentFindings:
     for trained, one in found.items():
         name = f"roc-{trained.replace(' ', '-')}.png"
         strongest = sorted(one.audit.results, key=lambda result: -result.auc.value)[:6]
-        figures.roc_figure(strongest, job.folder / name)
+        findings.roc_figure(strongest, job.folder / name)
     remarks = [said for name in (GENTLE, HARD) for said in _claim_of_000(name, found[name].audit)]
     remarks.append(f"{(time.process_time() - start) / 60:.1f} processor minutes in all.")
     pictures = [f"roc-{trained.replace(' ', '-')}.png" for trained in found]

@@ -342,7 +342,7 @@ class LowerCase:
 class WordSwap:
     """Each token but the first is swapped with probability ``share`` for one at most ``reach`` ranks away.
 
-    The vocabulary must be ordered by frequency, as that of `sordina.datasets.wikitext` is.
+    The vocabulary must be ordered by frequency, as that of `sordina.datasets.texts` is.
     """
 
     vocabulary: Sequence[str]

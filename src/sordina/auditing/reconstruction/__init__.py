@@ -1,1 +1,0 @@
-"""Gradient inversion: what an honest but curious server can see of the images behind one client update."""
