@@ -14,11 +14,10 @@ import time
 import numpy as np
 
 from sordina.accounting import Gaussian, Repeated, noise_multiplier
-from sordina.federated.decentralized.gopa import GopaNoise, clipped
+from sordina.federated.decentralized.gopa import GopaNoise, clipped, party_losses
 from sordina.federated.decentralized.gossip import GossipPlan, average
 from sordina.federated.decentralized.graphs import k_out, named
 from sordina.federated.decentralized.lattice import whole_steps
-from sordina.federated.decentralized.pairwise_noise import party_losses
 from sordina.federated.decentralized.walk import walk_noise
 from sordina.privacy import Budget
 from sordina.random import add_gaussian, secure

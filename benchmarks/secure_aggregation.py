@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sordina.federated.decentralized.aggregation_graph import AggregationGraph
+from sordina.federated.decentralized.graphs import AggregationGraph
 from sordina.federated.decentralized.secure_aggregation import SecureSum, sum_securely
 
 STEPS = ("advertise", "share", "mask", "unmask")

@@ -160,6 +160,7 @@ FORMER_MODULES = {
     "sordina.federated.client_policy": "sordina.federated.flower.client_policy",
     "sordina.federated.data.federation": "sordina.federated.data.partition",
     "sordina.federated.engines.deployment": "sordina.federated.flower.deployment",
+    "sordina.federated.engines.engine": "sordina.federated.engines.in_process",
     "sordina.federated.engines.inprocess": "sordina.federated.engines.in_process",
     "sordina.federated.keeping": "sordina.federated.run_keeper",
     "sordina.federated.methods": "sordina.federated.algorithms.registry",

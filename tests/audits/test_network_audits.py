@@ -14,10 +14,10 @@ from sordina.accounting import accountant, gaussian_epsilon
 from sordina.auditing.bounds import TwoRates
 from sordina.auditing.scores import Scores
 from sordina.federated.decentralized import gossip
+from sordina.federated.decentralized.gopa import party_losses
 from sordina.federated.decentralized.gopa_party import GopaTerms, pair_noise
 from sordina.federated.decentralized.gossip import GossipPlan, average, pair_losses
 from sordina.federated.decentralized.graphs import k_out, named
-from sordina.federated.decentralized.pairwise_noise import party_losses
 from sordina.federated.decentralized.walk import WalkPlan
 from sordina.random import add_gaussian, seeded
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordina.errors import InvalidInput
-from sordina.federated.serialization import DTYPES, FORMAT, decode, encode
+from sordina.federated.messages import DTYPES, FORMAT, decode, encode
 
 anything = st.one_of(
     st.none(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.integers()), st.tuples(st.integers())

@@ -9,7 +9,7 @@ import pytest
 
 from sordina.accounting import accountant
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.federated.privacy.client_metrics import RandomizedMetrics
+from sordina.federated.problem import RandomizedMetrics
 from sordina.privacy import Adjacency, Trust
 
 
@@ -50,16 +50,16 @@ def test_the_guarantee_is_the_client_s_own():
 def test_one_answer_keeps_its_share_of_epsilon(monkeypatch):
     """All questions of a validation together cost the share of one; a fault that asks at the whole is seen."""
     spent = []
-    from sordina.federated.privacy import client_metrics
+    from sordina.federated import problem
 
     for name in ("Hybrid", "Frequency"):
-        honest = getattr(client_metrics, name)
+        honest = getattr(problem, name)
 
         def noted(*given, honest=honest):
             spent.append(given[-1])
             return honest(*given)
 
-        monkeypatch.setattr(client_metrics, name, noted)
+        monkeypatch.setattr(problem, name, noted)
     told(RandomizedMetrics(3.0, 6, largest_loss=2.0))
     assert math.fsum(spent) == pytest.approx(0.5)
 

@@ -11,10 +11,9 @@ from sordina.federated import losses
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.compression import Compressed, Quantised, TopK, named
-from sordina.federated.engines.engine import ClientSide, RoundRequest
 from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
-from sordina.federated.engines.in_process import InProcess
-from sordina.federated.messages import ClientResult
+from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.messages import ClientResult, pack, unpack
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, RowOrder
 from sordina.federated.privacy.central import Central
@@ -22,7 +21,6 @@ from sordina.federated.privacy.local import Local
 from sordina.federated.privacy.metric import Metric, PublicRadius
 from sordina.federated.privacy.placement import UNIFORM, ClearUpdates
 from sordina.federated.round import FederatedMethod, federate
-from sordina.federated.serialization import pack, unpack
 from sordina.plan import make_plan
 from sordina.privacy import Budget, Unit
 from sordina.sampling import Poisson

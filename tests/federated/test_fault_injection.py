@@ -10,14 +10,13 @@ from torch import nn
 from sordina.clipping import Fixed, Quantile, Sector
 from sordina.errors import InvalidInput
 from sordina.federated import losses
+from sordina.federated.aggregation import ReceivedUpdate, UpdateValidator
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.algorithms.ifca import BestModel
 from sordina.federated.algorithms.metric_pfl import MetricPflServer
-from sordina.federated.engines.engine import ClientSide, RoundRequest
 from sordina.federated.engines.fault_injection import KINDS, FaultInjectingEngine, FaultInjection, hostile_of
-from sordina.federated.engines.in_process import InProcess
-from sordina.federated.engines.update_validation import ReceivedUpdate, UpdateValidator
+from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, RowOrder, SampledClients
 from sordina.federated.privacy.central import Central

@@ -11,7 +11,7 @@ import torch
 
 from sordina.accounting import gaussian_epsilon
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated.decentralized.gopa import GopaNoise, clipped
+from sordina.federated.decentralized.gopa import GopaNoise, clipped, party_losses, second_eigenvalue
 from sordina.federated.decentralized.gopa_party import (
     Cheated,
     CommittedValue,
@@ -23,7 +23,6 @@ from sordina.federated.decentralized.gopa_party import (
 from sordina.federated.decentralized.graphs import CommunicationGraph, k_out, named
 from sordina.federated.decentralized.key_agreement import KeyPair, shared_key
 from sordina.federated.decentralized.lattice import add_fine_gaussian, drawn, effective, step_for
-from sordina.federated.decentralized.pairwise_noise import party_losses, second_eigenvalue
 from sordina.federated.messages import ClientResult, ClientUpdate
 from sordina.federated.population import ClientsInTurn, SampledClients
 from sordina.federated.privacy.placement import Facts

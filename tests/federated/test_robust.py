@@ -8,13 +8,12 @@ from torch import nn
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import losses
-from sordina.federated.aggregation import NAMES, Krum, Median, TrimmedMean, named
+from sordina.federated.aggregation import NAMES, Krum, Median, TrimmedMean, UpdateValidator, named
 from sordina.federated.algorithms import registry
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
 from sordina.federated.engines.in_process import InProcess
-from sordina.federated.engines.update_validation import UpdateValidator
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, SampledClients
 from sordina.federated.privacy.central import Central

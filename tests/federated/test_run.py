@@ -198,7 +198,7 @@ def test_taking_turns_spreads_participations_evenly():
 
 def test_held_out_clients_tell_randomised_losses():
     from sordina.errors import BudgetRefused
-    from sordina.federated.privacy.client_metrics import RandomizedMetrics
+    from sordina.federated.problem import RandomizedMetrics
 
     def run(rounds, validations):
         metrics = RandomizedMetrics(40.0, validations, largest_loss=20.0, seed=1)

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare, hypergeom
 
 from sordina.errors import InvalidInput
-from sordina.federated.decentralized.aggregation_graph import SECURITY, AggregationGraph, plan_graph
+from sordina.federated.decentralized.graphs import SECURITY, AggregationGraph, plan_graph
 from sordina.federated.decentralized.secure_aggregation import (
     Aborted,
     AggregationClient,

@@ -328,9 +328,9 @@ def test_record_level_training_hides_a_record_and_its_noise_is_right():
     that is not finite adds nothing; a client without rows sends the same noise."""
     from sordina.federated import losses
     from sordina.federated.algorithms.algorithm import LocalSteps
-    from sordina.federated.algorithms.private_training import PrivateLocalTraining
     from sordina.federated.objective import of_module
     from sordina.federated.population import Population
+    from sordina.federated.privacy.records import PrivateLocalTraining
     from sordina.sampling import Poisson
 
     objective = of_module(nn.Linear(200, 1, bias=False).double(), losses.mse)

@@ -8,9 +8,8 @@ import torch
 
 from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing, TypicalNorm
 from sordina.errors import InvalidInput
-from sordina.federated.messages import ClientResult, ClientUpdate
+from sordina.federated.messages import ClientResult, ClientUpdate, pack, unpack
 from sordina.federated.privacy.central import Central
-from sordina.federated.serialization import pack, unpack
 from sordina.plan import make_plan
 from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize

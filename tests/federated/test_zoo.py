@@ -17,13 +17,11 @@ from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.algorithms.feddyn import DynamicRegulariser, FedDynServer
 from sordina.federated.algorithms.fedem import Mixture
 from sordina.federated.algorithms.fsvrg import FsvrgServer, VarianceReduced
-from sordina.federated.algorithms.graph import GraphNeighbours, GraphServer
 from sordina.federated.algorithms.ifca import IfcaServer
-from sordina.federated.algorithms.near_mean import NearMean
 from sordina.federated.algorithms.per_fedavg import MetaTraining
+from sordina.federated.algorithms.personal import GraphNeighbours, GraphServer, NearMean
 from sordina.federated.algorithms.sub_fedavg import Intersection, SubNetwork
-from sordina.federated.engines.engine import ClientSide, RoundRequest
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population, RowOrder, SampledClients
 from sordina.federated.privacy.placement import UNIFORM, ClearUpdates, FederationFacts
@@ -408,7 +406,7 @@ def test_feddyn_needs_fewer_rounds_than_fedavg_on_skewed_labels():
 def test_a_client_that_lives_elsewhere_says_the_same(work, tmp_path):
     """The path of Flower's clients: own rows, own folder, state that outlives the process; two rounds."""
     from sordina.federated.flower.client import ClientContext, ClientFolder, alone, answer
-    from sordina.federated.serialization import update_of_arrays
+    from sordina.federated.messages import update_of_arrays
 
     torch.manual_seed(0)
     objective = of_module(networks("mlp"), losses.cross_entropy)

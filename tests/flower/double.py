@@ -12,7 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from sordina.federated.flower.client import ClientContext, ClientFolder, alone
 from sordina.federated.flower.client_app import client_app
 from sordina.federated.flower.engine import Flower
-from sordina.federated.serialization import decode, encode
+from sordina.federated.messages import decode, encode
 
 
 def crossed(content):
@@ -110,7 +110,7 @@ def instruction_for(method, engine, client=0, number=0):
     """The server's message to one client, for a first round from zero."""
     import torch
 
-    from sordina.federated.engines.engine import RoundRequest
+    from sordina.federated.engines.in_process import RoundRequest
     from sordina.federated.flower.records import instruct
     from sordina.federated.population import RowOrder
 

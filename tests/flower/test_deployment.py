@@ -62,7 +62,7 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from {package} import task
-from sordina.federated.serialization import decode
+from sordina.federated.messages import decode
 from sordina.federated.flower.deployment import client_app
 
 inner = client_app(task)
@@ -96,7 +96,7 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from {package} import task
-from sordina.federated.serialization import decode
+from sordina.federated.messages import decode
 from sordina.federated.flower.deployment import client_app
 
 inner = client_app(task)

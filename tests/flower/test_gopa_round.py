@@ -19,8 +19,7 @@ from sordina.federated import losses
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.decentralized.gopa import GopaNoise
-from sordina.federated.engines.engine import ClientSide
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines.in_process import ClientSide, InProcess
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.client_policy import ClientPolicy
 from sordina.federated.objective import of_module
@@ -197,7 +196,7 @@ def test_a_second_send_with_other_partners_is_refused_even_at_the_same_time(tmp_
     from flwr.app.user_config import UserConfig
 
     from sordina.federated.decentralized.key_agreement import KeyPair
-    from sordina.federated.engines.engine import RoundRequest
+    from sordina.federated.engines.in_process import RoundRequest
     from sordina.federated.flower.gopa_round import begin, continued
     from sordina.federated.population import RowOrder
 

@@ -50,7 +50,7 @@ def parts(width=4, epsilon=1e6):
 
 
 def engine_of(method, population, folder, **options):
-    from sordina.federated.engines.engine import ClientSide
+    from sordina.federated.engines.in_process import ClientSide
 
     side = ClientSide(method.work, method.placement)
     return double.fleet(side, population, folder, limit=Fraction(ROUNDS), **options)
@@ -267,7 +267,7 @@ def test_a_client_that_spoils_its_shares_has_not_dropped_out(tmp_path):
 
 
 def test_a_simulated_node_may_stand_for_several_clients(tmp_path):
-    from sordina.federated.engines.engine import ClientSide
+    from sordina.federated.engines.in_process import ClientSide
     from sordina.federated.flower.client import ClientContext, ClientFolder, alone
     from sordina.federated.flower.client_app import client_app
 
@@ -288,7 +288,7 @@ def test_a_simulated_node_may_stand_for_several_clients(tmp_path):
 
 def test_a_round_that_is_begun_again_gets_no_second_sum(tmp_path):
     """The same noised update in two sums: a client missing from the second would be their difference."""
-    from sordina.federated.engines.engine import ClientSide, RoundRequest
+    from sordina.federated.engines.in_process import ClientSide, RoundRequest
     from sordina.federated.population import RowOrder
 
     method, population, models = parts()

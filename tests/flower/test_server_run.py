@@ -20,9 +20,9 @@ from torch import nn
 from sordina import federated as fed
 from sordina.auditing import audit_run
 from sordina.federated.flower.client import ClientFolder
+from sordina.federated.flower.client_app import distinct_names
 from sordina.federated.flower.client_policy import policy_for
 from sordina.federated.flower.deployment import client_app, recipe_of, server_app
-from sordina.federated.flower.registration import distinct_names
 from sordina.reports import report
 from sordina.run_folder import read_claim
 

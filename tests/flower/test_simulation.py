@@ -152,7 +152,7 @@ def test_a_client_half_is_published_once(tmp_path):
 
     from sordina.federated import losses
     from sordina.federated.algorithms.fedavg import LocalGradient
-    from sordina.federated.engines.engine import ClientSide
+    from sordina.federated.engines.in_process import ClientSide
     from sordina.federated.flower.simulation import Stage
     from sordina.federated.objective import of_module
     from sordina.federated.privacy.placement import ClearUpdates

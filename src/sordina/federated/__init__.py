@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     )
     from sordina.federated.decentralized.gopa import GOPA
     from sordina.federated.decentralized.peer_run import GossipTrainer
-    from sordina.federated.forecast import Forecast
     from sordina.federated.privacy.central import CentralDP
-    from sordina.federated.privacy.client_metrics import RandomizedMetrics
     from sordina.federated.privacy.distributed import DistributedDP
     from sordina.federated.privacy.local import LocalDP
     from sordina.federated.privacy.metric import MetricDP
     from sordina.federated.privacy.placement import FederatedPrivacy, NoPrivacy
     from sordina.federated.privacy.records import RecordDP
+    from sordina.federated.problem import RandomizedMetrics
     from sordina.federated.result import FederatedResult, load_models, load_personal_model
+    from sordina.federated.setup import Forecast
     from sordina.federated.trainer import FederatedTrainer
 
 _METHODS = (
@@ -75,7 +75,7 @@ _NAMES: dict[str, str] = {
     "LocalDP": "sordina.federated.privacy.local",
     "MetricDP": "sordina.federated.privacy.metric",
     "NoPrivacy": "sordina.federated.privacy.placement",
-    "RandomizedMetrics": "sordina.federated.privacy.client_metrics",
+    "RandomizedMetrics": "sordina.federated.problem",
     "RecordDP": "sordina.federated.privacy.records",
 }
 

@@ -13,21 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated.aggregation import Aggregator
+from sordina.federated.aggregation import Aggregator, blank
 from sordina.federated.algorithms.algorithm import ClientWork, ServerStrategy
 from sordina.federated.algorithms.fedavg import AddMean
 from sordina.federated.algorithms.feddyn import FedDynServer
 from sordina.federated.algorithms.fsvrg import FsvrgServer
 from sordina.federated.algorithms.scaffold import ScaffoldServer
-from sordina.federated.engines.engine import ClientSide, FederatedEngine, RoundRequest
-from sordina.federated.engines.update_validation import blank
-from sordina.federated.messages import Arrays, ClientUpdate, Refusal, Release
+from sordina.federated.engines.in_process import ClientSide, FederatedEngine, RoundRequest
+from sordina.federated.messages import Arrays, ClientUpdate, Refusal, Release, weight
 from sordina.federated.population import ClientSelection, RowOrder
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.placement import Facts, Placement, PrivacyStatement
 from sordina.federated.problem import Score, Validation
-from sordina.federated.serialization import weight
 
 # When to stop: no improvement of the validation loss for some rounds.
 

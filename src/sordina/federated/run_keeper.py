@@ -28,16 +28,14 @@ from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.federated import recipe as recipes
 from sordina.federated import record
-from sordina.federated.checkpoint import CHECKPOINT, GRAPH, generator_facts, packed, unpacked
 from sordina.federated.compression import Compressed
 from sordina.federated.decentralized.gopa import GOPA
-from sordina.federated.messages import Refusal
+from sordina.federated.messages import CHECKPOINT, GRAPH, Refusal, generator_facts, pack, packed, unpack, unpacked
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.placement import Facts, Placement
 from sordina.federated.problem import Score
 from sordina.federated.recipe import FederatedRecipe
 from sordina.federated.round import FederatedMethod, FederationState, Round, RoundView
-from sordina.federated.serialization import pack, unpack
 from sordina.federated.setup import FederatedSetup, Finished
 from sordina.run_folder import JOURNAL, PRIVACY, RECIPE, RESULT, RunFolder, read_json
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once

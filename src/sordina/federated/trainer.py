@@ -25,9 +25,8 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated import losses
 from sordina.federated.algorithms.registry import FedAvg, FederatedAlgorithm
-from sordina.federated.client_data import Clients, named_shards
+from sordina.federated.data.client_data import Clients, named_shards
 from sordina.federated.data.partition import Federation
-from sordina.federated.forecast import Forecast, forecast
 from sordina.federated.objective import flat_parameters, of_module
 from sordina.federated.population import Population
 from sordina.federated.privacy.placement import FederatedPrivacy, FederationFacts
@@ -37,7 +36,7 @@ from sordina.federated.record import RoundTrace, line
 from sordina.federated.result import FederatedResult, load_models, load_personal_model
 from sordina.federated.round import Patience, RoundView
 from sordina.federated.run_keeper import FederationKeeper, Watch, kept
-from sordina.federated.setup import FederatedSetup, Finished, conduct
+from sordina.federated.setup import FederatedSetup, Finished, Forecast, conduct, forecast
 from sordina.plan import check_whole
 from sordina.privacy import check_seed
 from sordina.progress import Progress

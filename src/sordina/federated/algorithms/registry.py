@@ -17,11 +17,10 @@ from sordina.federated.algorithms.fedavg import AddMean, LocalGradient, LocalTra
 from sordina.federated.algorithms.feddyn import DynamicRegulariser, FedDynServer
 from sordina.federated.algorithms.fedem import Mixture
 from sordina.federated.algorithms.fsvrg import FsvrgServer, VarianceReduced
-from sordina.federated.algorithms.graph import GraphNeighbours, GraphServer
 from sordina.federated.algorithms.ifca import BestModel, BestUpdate, IfcaServer
 from sordina.federated.algorithms.metric_pfl import MetricPflServer, SteadyPflServer
-from sordina.federated.algorithms.near_mean import NearMean
 from sordina.federated.algorithms.per_fedavg import MetaTraining
+from sordina.federated.algorithms.personal import GraphNeighbours, GraphServer, NearMean
 from sordina.federated.algorithms.scaffold import ScaffoldClient, ScaffoldServer
 from sordina.federated.algorithms.sub_fedavg import Intersection, SubNetwork
 from sordina.federated.objective import Objective

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from sordina import private_files, random
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput, SordinaError, Unsupported
-from sordina.federated.checkpoint import CHECKPOINT, generator_facts, packed, unpacked
-from sordina.federated.client_data import Clients
 from sordina.federated.data import load
+from sordina.federated.data.client_data import Clients
 from sordina.federated.decentralized.peer_training import (
     PeerPlan,
     PeerResult,
@@ -37,6 +36,7 @@ from sordina.federated.decentralized.peer_training import (
     plan_peers,
     train_peers,
 )
+from sordina.federated.messages import CHECKPOINT, generator_facts, packed, unpacked
 from sordina.federated.objective import flat_parameters
 from sordina.federated.problem import FederatedProblem, Score
 from sordina.federated.record import claim_of

@@ -10,7 +10,7 @@
 `decor`
     Allouah et al. 2024. Every party takes a noisy step of its own and sends its model to its neighbours; part of the
     noise is shared by neighbours with opposite signs. Account: whoever sees *all* messages and knows the noises of a
-    share of the parties (`pairwise_noise`), so states are known and rounds compose.
+    share of the parties (`gopa`), so states are known and rounds compose.
 `walk`
     A token goes round (`walk`); for convex losses only.
 

@@ -21,7 +21,7 @@ the seeds of those who remained and the masks left over from those who did not.
 curious), together with fewer than ``threshold`` neighbours of any honest client. Then y_i is uniform whatever x_i is,
 as W(b_i) is uniform to whoever has fewer than ``threshold`` shares of b_i and of the mask key. Of those who remained
 all seeds are told; what then still hides x_i is the masks shared with honest neighbours that remained: the sum over
-connected honest clients is all that is told (`aggregation_graph` keeps them connected).
+connected honest clients is all that is told (`graphs` keeps them connected).
 
 **What is not.** A server that lies about who dropped out could ask some neighbours for one secret and some for the
 other. A client answers `unmask` once a round and never with both, so that no client's two secrets come together if
@@ -50,11 +50,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sordina.errors import InvalidInput
-from sordina.federated.decentralized import shamir
-from sordina.federated.decentralized.aggregation_graph import AggregationGraph
+from sordina.federated.decentralized import key_agreement
+from sordina.federated.decentralized.graphs import AggregationGraph
 from sordina.federated.decentralized.key_agreement import KeyPair, Words, decrypt, encrypt, shared_key, words
 
-_KEY, _SHARE = 32, shamir.SHARE_BYTES
+_KEY, _SHARE = 32, key_agreement.SHARE_BYTES
 _LETTER = 2 * _SHARE + 16
 """Two shares and the seal."""
 
@@ -142,8 +142,8 @@ class AggregationClient:
             raise Aborted("a neighbour's keys are none: nothing is shared.")
         self.keys = dict(keys)
         points = [number + 1 for number in keys]
-        seeds = shamir.split(self.seed, self.common.graph.threshold, points)
-        masks = shamir.split(self.mask_pair.private, self.common.graph.threshold, points)
+        seeds = key_agreement.split(self.seed, self.common.graph.threshold, points)
+        masks = key_agreement.split(self.mask_pair.private, self.common.graph.threshold, points)
         letters = {
             other: encrypt(self._letter_key(self.number, other), seeds[other + 1] + masks[other + 1]) for other in keys
         }
@@ -398,12 +398,12 @@ class AggregationServer:
 
     def _attempts(self, shares: dict[int, bytes], threshold: int) -> Iterator[Callable[[], tuple[bytes, list[int]]]]:
         """Ways to a secret that is checked afterwards: as if all were right, corrected, or without one of them."""
-        yield lambda: (shamir.combine(shares, threshold), [])
-        yield lambda: shamir.correct(shares, threshold)
+        yield lambda: (key_agreement.combine(shares, threshold), [])
+        yield lambda: key_agreement.correct(shares, threshold)
         if len(shares) == threshold + 1:  # one wrong share more than can be told without the check
             for point in shares:
                 kept = {other: share for other, share in shares.items() if other != point}
-                yield lambda kept=kept, point=point: (shamir.combine(kept, threshold), [point])  # type: ignore[misc]
+                yield lambda kept=kept, point=point: (key_agreement.combine(kept, threshold), [point])  # type: ignore[misc]
 
 
 def sum_securely(

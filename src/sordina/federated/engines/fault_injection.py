@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput
-from sordina.federated.engines.engine import ClientSide, PerClientEngine, RoundRequest
-from sordina.federated.engines.update_validation import ReceivedUpdate, UpdateValidator
+from sordina.federated.aggregation import ReceivedUpdate, UpdateValidator
+from sordina.federated.engines.in_process import ClientSide, PerClientEngine, RoundRequest
 from sordina.federated.messages import ClientUpdate
 from sordina.federated.privacy.accounts import ClientAccount
 

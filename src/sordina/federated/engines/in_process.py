@@ -1,4 +1,4 @@
-"""The engine in process: the clients of a round as one batched computation, or one by one as the reference.
+"""The seam of engines, and the engine in process: a round's clients as one computation, or one by one as the reference.
 
 Clients are sorted by size, largest first, and cut into chunks, so that padding and memory stay small; what leaves is
 put back into the order in which the clients were drawn, which says nothing about their sizes.
@@ -6,9 +6,10 @@ put back into the order in which the clients were drawn, which says nothing abou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,11 +17,58 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput
-from sordina.federated.algorithms.algorithm import dtype_of, perform
-from sordina.federated.engines.engine import ClientSide, RoundRequest
-from sordina.federated.messages import ClientResult, ClientUpdate
-from sordina.federated.population import Population
+from sordina.federated.algorithms.algorithm import ClientWork, dtype_of, perform
+from sordina.federated.messages import Arrays, ClientResult, ClientUpdate
+from sordina.federated.population import Population, RowOrder
 from sordina.federated.privacy.accounts import ClientAccount
+from sordina.federated.privacy.placement import Placement
+
+# The seam of engines: send to clients, gather what leaves them, add it up.
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """Everything that happens at a client: its work, then the client half of the placement."""
+
+    work: ClientWork
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """One round's request: what is sent, the public privacy state, and the order seed."""
+
+    sent: Arrays
+    privacy: Any
+    order: RowOrder
+
+
+class FederatedEngine(Protocol):
+    """Runs the clients' side somewhere and brings back what left it."""
+
+    @property
+    def accounts(self) -> Sequence[ClientAccount]:
+        """The clients' own accounts, as far as this engine can see them."""
+        ...
+
+    def map_reduce(
+        self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> ClientUpdate:
+        """Run ``side`` at each of ``clients`` and add up the updates."""
+        ...
+
+
+class PerClientEngine(FederatedEngine, Protocol):
+    """An engine that can also hand over every client's update by itself, as it comes from a network."""
+
+    def apart(
+        self, side: ClientSide, call: RoundRequest, clients: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[dict[int, ClientUpdate], ClientUpdate]:
+        """The updates with numbers in them, and the counts of the clients that sent none."""
+        ...
+
+
+# The engine in process: the clients of a round as one batched computation, or one by one as the reference.
 
 
 @dataclass

@@ -21,12 +21,11 @@ from torch import Tensor
 from sordina import private_files, random
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated.algorithms.algorithm import PrivateWork, perform, unmoved
-from sordina.federated.engines.engine import ClientSide, RoundRequest
+from sordina.federated.engines.in_process import ClientSide, RoundRequest
 from sordina.federated.flower.client_policy import ClientPolicy
-from sordina.federated.messages import Arrays, ClientResult, ClientUpdate
+from sordina.federated.messages import Arrays, ClientResult, ClientUpdate, arrays_of_update
 from sordina.federated.population import Cohort, Population, RowOrder
 from sordina.federated.privacy.accounts import ClientAccount, Leakage
-from sordina.federated.serialization import arrays_of_update
 from sordina.run_folder import read_json
 
 # A client's own folder: its account, and what it said last in each run. It outlives the client's processes.

@@ -20,15 +20,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from sordina.errors import DataNotFound, InvalidInput
+from sordina.federated.aggregation import UpdateValidator
 from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.decentralized.secure_aggregation import AggregationServer
-from sordina.federated.engines.engine import ClientSide, RoundRequest
-from sordina.federated.engines.update_validation import UpdateValidator
+from sordina.federated.engines.in_process import ClientSide, RoundRequest
+from sordina.federated.flower.client_app import ask_name, deliver, distinct_names, name_in
 from sordina.federated.flower.gopa_round import GopaRound
-from sordina.federated.flower.records import instruct, update_in, weight
-from sordina.federated.flower.registration import ask_name, deliver, distinct_names, name_in
+from sordina.federated.flower.records import StepExchange, content_bytes, instruct, update_in, weight
 from sordina.federated.flower.secure_round import SecureRound, common_of
-from sordina.federated.flower.step_messages import StepExchange, content_bytes
 from sordina.federated.messages import ClientUpdate, Refusal
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.central import Central

@@ -38,10 +38,19 @@ from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.decentralized.gopa_party import GopaBoard, GopaParty, GopaTerms
 from sordina.federated.decentralized.key_agreement import KEY_BYTES, KeyPair, shared_key
 from sordina.federated.decentralized.secure_aggregation import Aborted
-from sordina.federated.engines.engine import RoundRequest
+from sordina.federated.engines.in_process import RoundRequest
 from sordina.federated.flower.client import ClientFolder
-from sordina.federated.flower.records import instruct, read_arrays, update_in, write_arrays
-from sordina.federated.flower.step_messages import MOST_NUMBERS, StepExchange, exact_bytes, lists, mapping
+from sordina.federated.flower.records import (
+    MOST_NUMBERS,
+    StepExchange,
+    exact_bytes,
+    instruct,
+    lists,
+    mapping,
+    read_arrays,
+    update_in,
+    write_arrays,
+)
 from sordina.federated.messages import ClientUpdate
 
 LOG = logging.getLogger("sordina.federated")

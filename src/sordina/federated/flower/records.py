@@ -1,20 +1,28 @@
-"""Flower's records from ours and back: named arrays and a few plain numbers, nothing else."""
+"""Flower's records from ours and back, and messages of protocols that take several steps in a round.
+
+Protocols of several steps in one round on Flower: what their messages have in common, on both sides.
+
+The first message of such a round is its ordinary instruction: the client works, is charged and noises its update as
+always, but keeps it and answers with a public key. The further steps are messages of type ``query``. What a client must
+remember between two steps stays in Flower's context, in memory, and is gone with it: a client that restarts in the
+middle of a round has dropped out of it. That a step was taken is written to the client's own folder *before* it is
+answered (`ClientFolder.advance`), so that no step is taken twice, whatever comes at the same time or after a restart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordina.errors import InvalidInput
-from sordina.federated.engines.engine import RoundRequest
-from sordina.federated.messages import ClientUpdate
+from sordina.errors import InvalidInput, SordinaError
+from sordina.federated.engines.in_process import RoundRequest
+from sordina.federated.messages import ClientUpdate, Refusal, decode, encode, pack, unpack, update_of_arrays
 from sordina.federated.population import RowOrder
-from sordina.federated.serialization import decode, encode, pack, unpack, update_of_arrays
 
 _LARGEST = 2**63
 _ARRAYS = 8192
@@ -94,3 +102,113 @@ def read_arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     if len(record) > _ARRAYS:
         raise InvalidInput(f"malformed: {len(record)} arrays in one record")
     return {name: decode(one.dtype, one.shape, one.stype, one.data) for name, one in record.items()}
+
+
+# Protocols of several steps in one round on Flower: what their messages have in common, on both sides.
+
+Exchange = Callable[[dict[int, RecordDict], str], dict[int, Message]]
+"""Sends one message of a type to each client; gives the replies that came in time."""
+MOST_NUMBERS = 10_000
+"""No step speaks of more clients."""
+
+
+@dataclass
+class StepExchange:
+    """The server's side of the steps of one round.
+
+    Args:
+        exchange: Reaches the clients.
+        aside: What is known of clients that are not in the sum.
+    """
+
+    exchange: Exchange
+    aside: dict[int, ClientUpdate] = field(default_factory=dict)
+
+    def step(self, contents: dict[int, RecordDict], kind: str, take: Callable[[int, RecordDict], None]) -> None:
+        """Send, and take what came; what does not parse counts as silence, and is named.
+
+        Args:
+            contents: For each client its message.
+            kind: train or query.
+            take: Takes one reply; raises where it is wrong.
+        """
+        for client, message in self.exchange(contents, kind).items():
+            try:
+                if message.has_error():
+                    continue
+                take(client, message.content)
+            except Exception as error:
+                words = str(error) if isinstance(error, SordinaError) else f"it cannot be read ({type(error).__name__})"
+                self.refuse(client, words)
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Name a client.
+
+        Args:
+            client: Its number.
+            reason: What it did.
+        """
+        before = self.aside.get(client, ClientUpdate())
+        if all(one.reason != reason for one in before.refused):
+            self.aside[client] = before + ClientUpdate(refused=(Refusal(client, reason),))
+
+    def set_aside(self, client: int, word: ClientUpdate) -> None:
+        """A client that answered the instruction without taking part: it withholds, or could not compute.
+
+        Args:
+            client: Its number.
+            word: What it answered.
+        """
+        if not (word.withheld or word.rejected):
+            raise InvalidInput("malformed: no keys")
+        self.aside[client] = ClientUpdate(withheld=word.withheld, rejected=word.rejected)
+
+
+def content_bytes(content: RecordDict) -> int:
+    """The bytes of a message's content.
+
+    Args:
+        content: Arrays, numbers and byte strings.
+    """
+    arrays = sum(len(one.data) for record in content.array_records.values() for one in record.values())
+    return arrays + sum(_size(value) for record in content.config_records.values() for value in record.values())
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, bytes | str) else 8
+
+
+def lists(values: Mapping[int, bytes]) -> dict[str, Any]:
+    """Bytes by number, as a record holds them.
+
+    Args:
+        values: What to write.
+    """
+    return {"numbers": list(values), "data": list(values.values())}
+
+
+def mapping(record: Any) -> dict[int, bytes]:
+    """What `lists` wrote, from anybody; no number twice.
+
+    Args:
+        record: A record that came.
+    """
+    numbers, data = list(record["numbers"]), [exact_bytes(one) for one in record["data"]]
+    if len(numbers) != len(data) or not all(type(one) is int for one in numbers) or len(numbers) > MOST_NUMBERS:
+        raise InvalidInput("malformed: numbers and letters do not match")
+    if len(set(numbers)) < len(numbers):
+        raise InvalidInput("malformed: a number twice")
+    return dict(zip(numbers, data, strict=True))
+
+
+def exact_bytes(value: Any) -> bytes:
+    """Bytes, and nothing else.
+
+    Args:
+        value: What came.
+    """
+    if type(value) is not bytes:
+        raise InvalidInput("malformed: bytes were expected")
+    return value

@@ -1,6 +1,6 @@
 """A round of secure aggregation on Flower: four exchanges of messages, and what is in them.
 
-The steps are those of `decentralized.secure_aggregation`, carried as `step_messages` says; whoever is silent, late or
+The steps are those of `decentralized.secure_aggregation`, carried as `records` says; whoever is silent, late or
 malformed has dropped out.
 """
 
@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
-from sordina.federated.decentralized.aggregation_graph import AggregationGraph
+from sordina.federated.decentralized.graphs import AggregationGraph
 from sordina.federated.decentralized.secure_aggregation import (
     Aborted,
     AggregationClient,
@@ -28,13 +28,21 @@ from sordina.federated.decentralized.secure_aggregation import (
     SecureSum,
     UnreadableLetters,
 )
-from sordina.federated.engines.engine import RoundRequest
+from sordina.federated.engines.in_process import RoundRequest
 from sordina.federated.flower.client import ClientFolder
-from sordina.federated.flower.records import instruct, read_arrays, update_in, write_arrays
-from sordina.federated.flower.step_messages import MOST_NUMBERS, StepExchange, exact_bytes, lists, mapping
-from sordina.federated.messages import ClientUpdate
+from sordina.federated.flower.records import (
+    MOST_NUMBERS,
+    StepExchange,
+    exact_bytes,
+    instruct,
+    lists,
+    mapping,
+    read_arrays,
+    update_in,
+    write_arrays,
+)
+from sordina.federated.messages import ClientUpdate, pack
 from sordina.federated.privacy.distributed import Distributed, DistributedState
-from sordina.federated.serialization import pack
 
 LOG = logging.getLogger("sordina.federated")
 _RECORD, _VECTOR, _STATE = "secure", "vector", "sordina-secure-aggregation"

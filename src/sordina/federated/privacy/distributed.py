@@ -47,7 +47,7 @@ from sordina.clipping import Fixed, Policy
 from sordina.clipping.policy import split_at, spread
 from sordina.errors import InvalidInput
 from sordina.federated.algorithms.algorithm import ClientWork
-from sordina.federated.decentralized.aggregation_graph import AggregationGraph, plan_graph
+from sordina.federated.decentralized.graphs import AggregationGraph, plan_graph
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.objective import Objective
 from sordina.federated.population import ClientSelection
