@@ -17,7 +17,7 @@ import numpy as np
 import pandas
 
 import sordina as sd
-from sordina.statistics.questions import ask
+from sordina.statistics.release import ask
 
 RUNS = int(os.environ.get("STATISTICS_RUNS", "300"))
 SIMULATIONS = int(os.environ.get("STATISTICS_SIMULATIONS", "2000"))

@@ -40,9 +40,9 @@ def test_rows_are_linked_in_a_table_without_names_and_not_in_ours(people):
 
 def test_without_a_threshold_ours_would_be_linked(people, monkeypatch):
     """The planted fault: every cell is shown."""
-    from sordina.statistics import groups
+    from sordina.statistics import rows
 
-    monkeypatch.setattr(groups.Grouping, "threshold", lambda *given: 0.0)
+    monkeypatch.setattr(rows.Grouping, "threshold", lambda *given: 0.0)
     found = linkage_study(people, columns=("a", "b", "c", "d"), secret="ill", seed=0)
     assert found.line("rows joined to one name").ours > 0.3
 

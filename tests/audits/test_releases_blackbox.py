@@ -15,7 +15,7 @@ from tests.audits.test_mechanisms_blackbox import epsilon_lower
 import sordina as sd
 from sordina.random import seeded
 from sordina.statistics import rows as rows_module
-from sordina.statistics.questions import ask
+from sordina.statistics.release import ask
 from sordina.statistics.rows import BoundedRows, RowReader
 
 EPSILON, KEPT, RUNS = 2.0, 2, 700
@@ -117,7 +117,7 @@ def test_a_sensitivity_of_one_row_for_persons_of_two_is_caught():
 
 
 def test_a_threshold_that_ignores_a_persons_second_row_is_caught(monkeypatch):
-    from sordina.statistics.groups import Grouping
+    from sordina.statistics.rows import Grouping
 
     honest = Grouping.threshold
     monkeypatch.setattr(Grouping, "threshold", lambda self, noise, most, terms: honest(self, noise, most, terms) - 6)

@@ -12,7 +12,7 @@ from sordina.errors import InvalidInput
 from sordina.reports import reading, rendering
 from sordina.reports.rendering import report
 from sordina.statistics import Table
-from sordina.statistics.record import write_release
+from sordina.statistics.release import write_release
 
 EVIL = "<script>alert('A')</script>"
 SCHEMA = {

@@ -9,7 +9,7 @@ import pytest
 import sordina as sd
 from sordina.errors import InvalidInput
 from sordina.statistics.filters import parse_condition
-from sordina.statistics.questions import ask
+from sordina.statistics.release import ask
 from sordina.statistics.rows import RowReader
 from sordina.tables import Schema
 

@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import binom
 
 import sordina as sd
-from sordina.statistics import intervals, quantiles
+from sordina.statistics import noise, quantiles
 from sordina.statistics.noise import TotalsNoise
-from sordina.statistics.questions import ask
+from sordina.statistics.release import ask
 
 RUNS = 250
 SCHEMA = {
@@ -76,7 +76,7 @@ def test_intervals_that_are_too_narrow_are_rejected(monkeypatch):
     honest = TotalsNoise.bounds
     monkeypatch.setattr(TotalsNoise, "bounds", lambda self, level: tuple(far / 2 for far in honest(self, level)))
     assert not plausible(covered("sum(age)", TRUTHS["sum(age)"]))
-    wide, ends = intervals.linear_bounds, quantiles._ends
+    wide, ends = noise.linear_bounds, quantiles._ends
     monkeypatch.setattr("sordina.statistics.totals.linear_bounds", lambda *given: wide(*given) / 2)
     assert not plausible(covered("variance(age)", TRUTHS["variance(age)"]))
     monkeypatch.setattr(quantiles, "_ends", lambda *given: tuple(one / 3 for one in ends(*given)))

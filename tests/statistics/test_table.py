@@ -18,8 +18,7 @@ from sordina.accounting import accountant
 from sordina.accounting.ledger import Status
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.statistics.noise import UNIT, Choice, Family, TotalsNoise
-from sordina.statistics.questions import ask
-from sordina.statistics.record import write_release
+from sordina.statistics.release import ask, write_release
 from sordina.statistics.totals import bernstein
 
 SCHEMA = {

@@ -12,9 +12,9 @@ from scipy.special import ndtr
 
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.statistics.groups import Divider, Grouping
 from sordina.statistics.noise import Choice, Family, TotalsNoise
-from sordina.statistics.questions import ask
+from sordina.statistics.release import ask
+from sordina.statistics.rows import Divider, Grouping
 from sordina.tables.schema import ColumnKind, ColumnSchema
 
 _SCHEMA = {

@@ -53,7 +53,7 @@ def plan(
     Example: `sordina collect plan --values 64 --epsilon 1 --people 10000`
     """
     from sordina import private_files
-    from sordina.statistics.local.planner import Frequency
+    from sordina.statistics.local.collection import Frequency
 
     if people < 1:
         raise InvalidInput(f"--people must be at least 1, got {people}.")

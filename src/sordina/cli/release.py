@@ -46,8 +46,7 @@ def release(
     from sordina.cli.audit import bar
     from sordina.privacy import Budget
     from sordina.statistics import Table
-    from sordina.statistics.questions import ask
-    from sordina.statistics.record import check_folder, release_record, write_release
+    from sordina.statistics.release import ask, check_folder, release_record, write_release
 
     asked = Table(
         table, schema=schema, budget=Budget(epsilon, delta), ledger=booked_on(ledger, dataset_budget),

@@ -235,7 +235,7 @@ _TRAIN = 1437
 def load_digits(*, seed: int = 0) -> Data:
     """Digits, pixels mapped to [0, 1], split 1437 + 360 by ``seed``.
 
-    >>> data = load()
+    >>> data = load_digits()
     >>> len(data.train), len(data.test), data.input_shape
     (1437, 360, (1, 8, 8))
     """

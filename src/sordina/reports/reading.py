@@ -382,7 +382,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def released_answers(found: dict[str, Any]) -> tuple[ReleasedAnswer, ...]:
-    """The answers of an ``answers.json``: `sordina.statistics.record.release_record`; none if there is none.
+    """The answers of an ``answers.json``: `sordina.statistics.release.release_record`; none if there is none.
 
     Args:
         found: What the file says.

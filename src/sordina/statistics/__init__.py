@@ -1,7 +1,7 @@
 """Numbers under a budget: counts, means, quantiles and tables of a file's persons, and answers randomised at home."""
 
 from sordina.statistics import local, shuffle
-from sordina.statistics.answers import Answer
+from sordina.statistics.statistic import Answer
 from sordina.statistics.table import Table, TableQuery
 
 __all__ = ["Answer", "Table", "TableQuery", "local", "shuffle"]

@@ -6,7 +6,7 @@ mechanism without its factor 2 (Durfee and Rogers 2019). The counts of the chose
 noise: they are not biased by having been chosen. Half of the budget goes to each.
 
 Values nobody listed cannot be candidates; then the counts of all that occur get noise, those above a threshold are
-shown (`sordina.statistics.groups`), and the largest of them are taken.
+shown (`sordina.statistics.rows`), and the largest of them are taken.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 from sordina.accounting import Composed, Event
 from sordina.accounting import events as happened
 from sordina.mechanisms import Exponential
-from sordina.statistics.answers import Findings
 from sordina.statistics.noise import Choice, Family, TotalsNoise
 from sordina.statistics.rows import BoundedRows
-from sordina.statistics.statistic import Subject, Terms
+from sordina.statistics.statistic import Findings, Subject, Terms
 from sordina.statistics.totals import Count, findings
 
 

@@ -32,11 +32,9 @@ from numpy.typing import NDArray
 from sordina.accounting import Event
 from sordina.accounting import events as happened
 from sordina.mechanisms import Exponential
-from sordina.statistics.answers import Findings, Pair
-from sordina.statistics.groups import Label
 from sordina.statistics.noise import Choice, Family, Floats
-from sordina.statistics.rows import BoundedRows
-from sordina.statistics.statistic import Subject, Terms
+from sordina.statistics.rows import BoundedRows, Label
+from sordina.statistics.statistic import Findings, Pair, Subject, Terms
 from sordina.tables.schema import ColumnSchema
 
 Integers = NDArray[np.int64]

@@ -28,9 +28,9 @@ from sordina.accounting.shuffled import ShufflePair
 from sordina.errors import InvalidInput, Unsupported
 from sordina.mechanisms.mechanism import settle, source, whole
 from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit, check_delta
-from sordina.statistics.local.estimates import LocalEstimate
+from sordina.statistics.local.coins import LocalEstimate
+from sordina.statistics.local.collection import PROTOCOLS, Frequency
 from sordina.statistics.local.frequencies import GRR, FrequencyProtocol, check_categories
-from sordina.statistics.local.planner import PROTOCOLS, Frequency
 
 _LARGEST = 30.0
 """The largest epsilon of a single answer that is looked for."""

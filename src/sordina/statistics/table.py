@@ -17,15 +17,12 @@ from sordina.errors import BudgetRefused, InvalidInput
 from sordina.mechanisms.mechanism import check_confidence
 from sordina.privacy import Adjacency, Budget, Guarantee, Unit, check_epsilon, format_up
 from sordina.progress import Progress, silent
-from sordina.statistics.answers import Answer
 from sordina.statistics.filters import parse_condition
-from sordina.statistics.groups import Divider, Grouping
 from sordina.statistics.most_common import MostCommon
 from sordina.statistics.noise import Choice
-from sordina.statistics.planning import cost, refuse_spent, share_budget
 from sordina.statistics.quantiles import Quantiles
-from sordina.statistics.rows import BoundedRows, RowReader
-from sordina.statistics.statistic import Statistic, Subject
+from sordina.statistics.rows import BoundedRows, Divider, Grouping, RowReader
+from sordina.statistics.statistic import Answer, Statistic, Subject, cost, refuse_spent, share_budget
 from sordina.statistics.table_arguments import (
     bin_edges,
     checked_budget,

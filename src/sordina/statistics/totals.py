@@ -17,12 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina.accounting import Event
-from sordina.statistics.answers import Findings, Pair
-from sordina.statistics.groups import Label
-from sordina.statistics.intervals import above_threshold_interval, linear_bounds, ratio_interval
-from sordina.statistics.noise import UNIT, Choice, Floats, TotalsNoise
-from sordina.statistics.rows import BoundedRows
-from sordina.statistics.statistic import Subject, Terms
+from sordina.statistics.noise import (
+    UNIT,
+    Choice,
+    Floats,
+    TotalsNoise,
+    above_threshold_interval,
+    linear_bounds,
+    ratio_interval,
+)
+from sordina.statistics.rows import BoundedRows, Label
+from sordina.statistics.statistic import Findings, Pair, Subject, Terms
 from sordina.tables.schema import ColumnSchema
 
 Integers = NDArray[np.int64]

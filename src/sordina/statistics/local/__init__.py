@@ -5,13 +5,11 @@
 1.0
 """
 
-from sordina.statistics.local.collection import AnswerShare, Collection
-from sordina.statistics.local.estimates import LocalEstimate, projected
-from sordina.statistics.local.frequencies import GRR, OUE, FrequencyProtocol
+from sordina.statistics.local.coins import LocalEstimate, projected
+from sordina.statistics.local.collection import PROTOCOLS, AnswerShare, Collection, Frequency
+from sordina.statistics.local.frequencies import GRR, OUE, FrequencyProtocol, Memoised
 from sordina.statistics.local.hashed import OLH, HadamardResponse
 from sordina.statistics.local.means import MEANS, Duchi, Hybrid, MeanProtocol, Piecewise, mean_protocol
-from sordina.statistics.local.memoised import Memoised
-from sordina.statistics.local.planner import PROTOCOLS, Frequency
 from sordina.statistics.local.strings import CommonStrings, HeavyHitters
 from sordina.statistics.local.vectors import BoxVector, GaussianVector
 

@@ -19,8 +19,17 @@ from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import open_integers, settle, source, whole, word
 from sordina.privacy import Guarantee, Unit
-from sordina.statistics.local.coins import WHOLE, Integers, lie, local_epsilon, toss
-from sordina.statistics.local.estimates import Floats, LocalEstimate, frequency_estimate, some
+from sordina.statistics.local.coins import (
+    WHOLE,
+    Floats,
+    Integers,
+    LocalEstimate,
+    frequency_estimate,
+    lie,
+    local_epsilon,
+    some,
+    toss,
+)
 from sordina.statistics.local.frequencies import (
     average_error,
     check_categories,

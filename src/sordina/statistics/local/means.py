@@ -28,8 +28,7 @@ from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import check_confidence, open_floats, settle, source, whole, word
 from sordina.privacy import Guarantee, Unit
-from sordina.statistics.local.coins import WHOLE, Integers, lie, local_epsilon, toss
-from sordina.statistics.local.estimates import Floats, LocalEstimate, some
+from sordina.statistics.local.coins import WHOLE, Floats, Integers, LocalEstimate, lie, local_epsilon, some, toss
 from sordina.statistics.local.frequencies import local_guarantee
 
 _FINE = 53

@@ -23,8 +23,7 @@ from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import settle, source, whole, word
 from sordina.privacy import Guarantee, Unit
-from sordina.statistics.local.coins import WHOLE, Integers, Words, lie, local_epsilon, toss
-from sordina.statistics.local.estimates import LocalEstimate, some
+from sordina.statistics.local.coins import WHOLE, Integers, LocalEstimate, Words, lie, local_epsilon, some, toss
 from sordina.statistics.local.frequencies import estimate_two_chances, local_guarantee, two_chances
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 -'."

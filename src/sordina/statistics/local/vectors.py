@@ -15,8 +15,7 @@ from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import check_confidence, number, open_floats, settle, source, whole, word
 from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit, check_delta, check_positive
 from sordina.random.noise import add_gaussian
-from sordina.statistics.local.coins import local_epsilon
-from sordina.statistics.local.estimates import Floats, LocalEstimate, some
+from sordina.statistics.local.coins import Floats, LocalEstimate, local_epsilon, some
 from sordina.statistics.local.frequencies import local_guarantee
 from sordina.statistics.local.means import Hybrid, check_range
 
