@@ -1,6 +1,7 @@
 """GOPA: a server that sees every message, none of them readable, and a sum as accurate as a trusted curator's.
 
-**The account** of GOPA and of DECOR, for the graph that was drawn: neighbours share noise with opposite signs. Every party k adds ``sum_l Delta_kl + eta_k`` with ``Delta_kl = -Delta_lk ~ N(0, s_Delta^2)`` for each neighbour l and
+**The account** of GOPA and of DECOR, for the graph that was drawn: neighbours share noise with opposite signs.
+Every party k adds ``sum_l Delta_kl + eta_k`` with ``Delta_kl = -Delta_lk ~ N(0, s_Delta^2)`` for each neighbour l and
 ``eta_k ~ N(0, s_eta^2)``. The coalition sees every message and knows the noises of its members. What it does not know
 are the noises of honest parties and of pairs of honest parties; with L the Laplacian of the graph H between these,
 
