@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import sordina as sd
-from sordina.tuning.batched_runner import perform_together
+from sordina.tuning.parallel_runs import perform_together
 from sordina.tuning.runner import Brief, RunOrder, perform
 from sordina.tuning.selection import Selection
 

@@ -186,6 +186,7 @@ FORMER_MODULES = {
     "sordina.training.step": "sordina.private_step",
     "sordina.training.wosm": "sordina.training.optimizers",
     "sordina.tuning.scheme": "sordina.tuning.plan",
+    "sordina.tuning.strategies": "sordina.tuning.space",
     "sordina.types": "sordina.privacy",
 }
 """Modules that 0.1 documented, or that apps written with it name, and where their names are now; they go with 0.4."""

@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from sordina.cli.main import app
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
-from sordina.tuning.comparison import ComparisonPlan, compare, table
+from sordina.tuning.comparison import ComparisonPlan, NamedTask, coins, compare, table
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Between, PartOfGrid
-from sordina.tuning.task import NamedTask, coins
 
 TINY = NamedTask("digits", "mlp", batch_size=200, epochs=0.5, hold_out=0.2)
 
@@ -47,7 +46,7 @@ class TestHoldingOut:
         with pytest.raises(InvalidInput, match="share"):
             NamedTask("digits", hold_out=1.0)
         rows = TensorDataset(torch.zeros(2, 1), torch.zeros(2))
-        monkeypatch.setattr("sordina.tuning.task._load", lambda name: Data(name, rows, rows, Task.REGRESSION))
+        monkeypatch.setattr("sordina.tuning.comparison._load", lambda name: Data(name, rows, rows, Task.REGRESSION))
         with pytest.raises(InvalidInput, match="regression task"):
             NamedTask("rents").data()
 

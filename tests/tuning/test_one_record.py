@@ -11,7 +11,7 @@ import sordina as sd
 from sordina.accounting import from_dict
 from sordina.errors import InvalidInput
 from sordina.tuning import Grid, Search, plan
-from sordina.tuning.batched_runner import LinearTape, stackable
+from sordina.tuning.parallel_runs import LinearTape, stackable
 
 VALUES = (math.nan, math.inf, 3e38)
 

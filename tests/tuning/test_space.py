@@ -5,8 +5,7 @@ from sordina.clipping import Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, SteadyRate
 from sordina.tuning import STRATEGIES, Between, Grid, Random, log_spaced
-from sordina.tuning.space import spanning
-from sordina.tuning.strategies import fields_of, named
+from sordina.tuning.space import fields_of, named, spanning
 
 
 def test_the_grids_of_section_3_7_have_the_stated_sizes_and_ranges():

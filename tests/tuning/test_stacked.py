@@ -13,7 +13,7 @@ from sordina.models import build
 from sordina.queries import ScalarQuery, VectorQuery
 from sordina.training import LearningRateRule
 from sordina.training.losses import per_sample
-from sordina.tuning.batched_runner import Stack, layers, perform_together, stackable
+from sordina.tuning.parallel_runs import Stack, layers, perform_together, stackable
 from sordina.tuning.runner import Brief, RunOrder, finished, perform
 from sordina.tuning.selection import Selection
 

@@ -37,7 +37,7 @@ def reproduce(
     experiment.load(name)
     from sordina.reproduction.experiment import plain
     from sordina.reproduction.experiment import reproduce as run
-    from sordina.tuning.workers import cores
+    from sordina.tuning.parallel_runs import cores
 
     made = run(name, scale, out, workers=cores() if workers is None else workers, resume=resume, show=not as_json)
     if as_json:

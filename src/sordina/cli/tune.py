@@ -81,10 +81,9 @@ def tune(
         return
     if schema is not None or test_share is not None or (encoding, separator) != ("utf-8", ","):
         raise InvalidInput("--schema, --test-share, --encoding and --separator go with a file of your own.")
-    from sordina.tuning.comparison import ComparisonPlan, compare, live_table
+    from sordina.tuning.comparison import ComparisonPlan, NamedTask, compare, live_table
+    from sordina.tuning.parallel_runs import cores
     from sordina.tuning.selection import Selection
-    from sordina.tuning.task import NamedTask
-    from sordina.tuning.workers import cores
 
     chosen = Selection(selection)
     task = NamedTask(

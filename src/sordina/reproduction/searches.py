@@ -24,14 +24,12 @@ from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, Plot
 from sordina.sampling import Poisson
 from sordina.training import AutomaticRate
 from sordina.training.trainer import make_schedule
-from sordina.tuning.comparison import ComparisonPlan, ComparisonRow, SearchComparison, compare, live_table
+from sordina.tuning.comparison import ComparisonPlan, ComparisonRow, NamedTask, SearchComparison, compare, live_table
+from sordina.tuning.parallel_runs import carry_out
 from sordina.tuning.plan import TrainingSchedule, chance_tried, make_scheme
 from sordina.tuning.runner import Brief, RunOrder, RunResult, finished
 from sordina.tuning.selection import Selection, SelectionKind
-from sordina.tuning.space import Configuration, log_spaced
-from sordina.tuning.strategies import named
-from sordina.tuning.task import NamedTask
-from sordina.tuning.workers import carry_out
+from sordina.tuning.space import Configuration, log_spaced, named
 
 # Chapter 3 of 000: four ways to search, each at the budget of its whole grid (tables 3.8 to 3.13 and their figures).
 #

@@ -5,8 +5,7 @@ from sordina.tuning.outcome import Outcome
 from sordina.tuning.plan import Scheme, make_scheme
 from sordina.tuning.search import Search
 from sordina.tuning.selection import Selection
-from sordina.tuning.space import Between, Grid, Random, log_spaced
-from sordina.tuning.strategies import STRATEGIES, Strategy
+from sordina.tuning.space import STRATEGIES, Between, Grid, Random, Strategy, log_spaced
 
 __all__ = [
     "METHODS",

@@ -29,8 +29,7 @@ from sordina.training import StopTraining, Trainer
 from sordina.training.learning_rates import typical_size
 from sordina.training.run_keeper import RARELY
 from sordina.tuning.selection import Selection
-from sordina.tuning.space import Configuration
-from sordina.tuning.strategies import Fields, fields_of
+from sordina.tuning.space import Configuration, Fields, fields_of
 
 # What a search that stops at random keeps to itself: how many runs there were, and which of them won.
 #

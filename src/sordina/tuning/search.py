@@ -29,8 +29,8 @@ from sordina.training.losses import check_takes
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 from sordina.training.trainer import make_schedule
 from sordina.tuning import runner
-from sordina.tuning.batched_runner import stackable
 from sordina.tuning.outcome import Outcome
+from sordina.tuning.parallel_runs import Given, Source, carry_out, stackable
 from sordina.tuning.plan import (
     COMPOSITION,
     STOPPING,
@@ -44,9 +44,7 @@ from sordina.tuning.plan import (
 )
 from sordina.tuning.runner import Brief, MakeTrainer, RunOrder, RunResult, better, finished, trained
 from sordina.tuning.selection import Selection, SelectionKind, score, selection_of
-from sordina.tuning.space import MOST_RUNS, Configuration, Space
-from sordina.tuning.strategies import Fields, fields_of
-from sordina.tuning.workers import Given, Source, carry_out
+from sordina.tuning.space import MOST_RUNS, Configuration, Fields, Space, fields_of
 
 # The choice among finished runs. Written to disk before anybody sees it, so that it is drawn once and seen once.
 
