@@ -1,4 +1,4 @@
-"""Former names of arguments and modules: they work for two minor releases, with a warning that says the new name."""
+"""Names: loaded when first used, and former ones of arguments and modules, which work for two minor releases."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from sordina.errors import InvalidInput
+
+
+def lazily(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's ``__getattr__``.
+
+    Args:
+        package: The package's name.
+        names: Its public names, and the modules they live in; a module of that name is meant itself.
+    """
+
+    def find(name: str) -> Any:
+        if name in names:
+            module = importlib.import_module(names[name])
+            return module if names[name] == f"{package}.{name}" else getattr(module, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find
+
+
+# Former names of arguments and modules: they work for two minor releases, with a warning that says the new name.
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _FIELDS: dict[str, Mapping[str, str]] = {}

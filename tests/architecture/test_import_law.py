@@ -12,7 +12,6 @@ WORDS = {"privacy", "errors", "random", "_memory", "queries", "__init__"}
 WORDS |= {
     "privacy_claim",
     "progress",
-    "_lazy",
     "_renamed",
     "_stacked_models",
     "_arguments",

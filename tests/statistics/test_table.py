@@ -304,7 +304,7 @@ def test_a_release_needs_no_torch_and_finds_its_neighbours():
     code = """
 import sys, sordina as sd
 sd.statistics.Table, sd.statistics.local.Frequency, sd.statistics.shuffle
-import sordina.cli.release
+import sordina.cli.tables
 assert "torch" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sordina._lazy import lazily
+from sordina._renamed import lazily
 
 if TYPE_CHECKING:
     from sordina.auditing import releases

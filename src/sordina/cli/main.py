@@ -18,9 +18,7 @@ from sordina.cli import (
     collect,
     demo,
     federate,
-    flower,
     ledger,
-    release,
     report,
     reproduce,
     tables,
@@ -44,12 +42,12 @@ app.add_typer(ledger.app, name="ledger")
 audit.app.add_typer(audit_releases.app, name="releases")
 app.add_typer(audit.app, name="audit")
 app.add_typer(collect.app, name="collect")
-app.add_typer(flower.app, name="flower")
+app.add_typer(federate.app, name="flower")
 app.command()(tables.schema)
 app.command(cls=CommandWithFormerOptions)(train.train)
 app.command()(tables.predict)
 app.command()(report.card)
-app.command()(release.release)
+app.command()(tables.release)
 app.command()(report.report)
 app.command()(report.compare)
 app.command()(demo.demo)

@@ -1,16 +1,21 @@
-"""`sordina schema` and `sordina predict`: what is public about a table, and a model's answers for new rows."""
+"""`sordina schema`, `sordina release`, `sordina predict`: what is public about a table, its numbers, new rows."""
 
 from __future__ import annotations
 
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sordina.cli._options import booked_on
-from sordina.cli.output import say, say_json
+from sordina.cli.output import number, say, say_json, say_table
+from sordina.errors import InvalidInput
+from sordina.privacy import format_up
+
+if TYPE_CHECKING:
+    from sordina.statistics import Answer, Table, TableQuery
 
 
 def schema(
@@ -115,3 +120,113 @@ def predict(
         say_json({"rows": len(rows), "out": str(out)})
     else:
         say(f"{len(rows)} answers written to {out}.")
+
+
+# `sordina release`: counts, means, quantiles and tables of a file's persons, under a budget.
+
+
+def release(
+    table: Annotated[Path, typer.Argument(help="A CSV (also gzip) or Parquet file.")],
+    schema: Annotated[Path, typer.Option(help="What is public about it; see `sordina schema`.")],
+    query: Annotated[list[str], typer.Option(help='A question, such as "mean(age) by ward"; may be repeated.')],
+    epsilon: Annotated[float, typer.Option(help="What all questions together may cost.")],
+    delta: Annotated[float, typer.Option(help="Of the same; 0 for pure privacy.")] = 1e-6,
+    person: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is; the schema's if left out.")
+    ] = None,
+    rows_per_person: Annotated[int | None, typer.Option(help="How many rows of one person count at most.")] = None,
+    rows: Annotated[int | None, typer.Option(help="About how many rows there are, if public: to state errors.")] = None,
+    weight: Annotated[list[float] | None, typer.Option(help="How much each question's squared error counts.")] = None,
+    equal_error: Annotated[bool, typer.Option(help="All questions get the same error, counted in rows.")] = False,
+    confidence: Annotated[float, typer.Option(help="Of each interval.")] = 0.95,
+    plan: Annotated[bool, typer.Option("--plan", help="Show errors and costs; read and spend nothing.")] = False,
+    ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
+    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeatable noise, for tests: not to be published.")] = None,
+    encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
+    out: Annotated[Path | None, typer.Option(help="A new folder for the record of the release.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Answer questions about a table privately; with --plan, say how good and how costly the answers would be.
+
+    Example: `sordina release patients.csv --schema patients.toml --query "mean(age) by ward" --epsilon 0.5 --plan`
+    """
+    from sordina.cli.audit import bar
+    from sordina.privacy import Budget
+    from sordina.statistics import Table
+    from sordina.statistics.release import ask, check_folder, release_record, write_release
+
+    asked = Table(
+        table, schema=schema, budget=Budget(epsilon, delta), ledger=booked_on(ledger, dataset_budget),
+        dataset_budget=dataset_budget, person=person, rows_per_person=rows_per_person, rows=rows, seed=seed,
+        encoding=encoding, separator=separator,
+    )  # fmt: skip
+    questions = [ask(asked, text) for text in query]
+    if plan:
+        _say_plan(asked, questions, weight, equal_error, confidence, as_json)
+        return
+    if out is not None:
+        check_folder(out)
+    with bar("table and questions", shown=not as_json) as progress:
+        answers = asked.release(
+            *questions, weights=weight, equal_error=equal_error, confidence=confidence, progress=progress
+        )
+    record = release_record(asked, answers) if out is None else write_release(out, asked, answers)
+    if as_json:
+        say_json(record)
+        return
+    _say_answers(answers, record)
+    if out is not None:
+        say(f"Saved in {out}. Next: sordina report {out}")
+
+
+def _say_plan(
+    table: Table,
+    questions: list[TableQuery],
+    weights: list[float] | None,
+    equal_error: bool,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    choices = table.choices(questions, weights=weights, equal_error=equal_error)
+    events = tuple(one.statistic.event(choice, table.terms) for one, choice in zip(questions, choices, strict=True))
+    lines: list[dict[str, Any]] = []
+    for one, choice, event in zip(questions, choices, events, strict=True):
+        try:
+            error: float | None = table.error(one, choice, confidence)
+        except InvalidInput:
+            error = None
+        lines.append({
+            "query": one.text, "error": error, "noise": str(choice.family),
+            "noise_multiplier": choice.multiplier, "epsilon": table.guarantee((event,)).epsilon,
+        })  # fmt: skip
+    together = table.guarantee(events)
+    if as_json:
+        say_json({"plan": lines, "epsilon": together.epsilon, "delta": together.delta, "confidence": confidence})
+        return
+    cells = [
+        (one["query"], "depends on --rows" if one["error"] is None else f"{one['error']:.4g}", one["noise"],
+         format_up(one["epsilon"]))
+        for one in lines
+    ]  # fmt: skip
+    say_table(("question", f"error, {100 * confidence:g} %", "noise", "epsilon alone"), cells, right=("epsilon alone",))
+    say(f"Together: {together}. Nothing was read or spent.")
+
+
+def _say_answers(answers: tuple[Answer, ...], record: dict[str, Any]) -> None:
+    for answer in answers:
+        cells = []
+        for cell in answer.to_dict()["answers"]:
+            group = cell["group"]
+            name = ", ".join(map(str, group)) if isinstance(group, list) else "" if group is None else group
+            pair = cell["interval"]
+            shown = "" if pair is None else f"{number('', pair[0])} to {number('', pair[1])}"
+            cells.append((name, number("", cell["value"]), shown))
+        columns = ("group", "value", f"{100 * answer.confidence:g} % interval")
+        say_table(columns, cells, title=answer.query, right=("value",))
+        for note in answer.notes:
+            say(f"  {note}")
+    say(f"Together: {record['statement'].rstrip('.')}.")
+    if not record["releasable"]:
+        say("NOT TO BE PUBLISHED: the noise came from a seed.", alarm=True)

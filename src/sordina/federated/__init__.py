@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sordina._lazy import lazily
+from sordina._renamed import lazily
 
 if TYPE_CHECKING:
     from sordina.federated.algorithms.registry import (

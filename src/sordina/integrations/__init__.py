@@ -3,7 +3,7 @@
 Install with ``pip install 'sordina[llm]'``; nothing of it is imported before it is used.
 """
 
-from sordina._lazy import lazily
+from sordina._renamed import lazily
 
 __all__ = ["huggingface"]
 __getattr__ = lazily("sordina.integrations", {"huggingface": "sordina.integrations.huggingface"})

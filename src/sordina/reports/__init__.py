@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sordina._lazy import lazily
+from sordina._renamed import lazily
 
 if TYPE_CHECKING:
     from sordina.reports.card import as_markdown, privacy_card

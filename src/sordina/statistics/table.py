@@ -18,9 +18,8 @@ from sordina.mechanisms.mechanism import check_confidence
 from sordina.privacy import Adjacency, Budget, Guarantee, Unit, check_epsilon, format_up
 from sordina.progress import Progress, silent
 from sordina.statistics.filters import parse_condition
-from sordina.statistics.most_common import MostCommon
 from sordina.statistics.noise import Choice
-from sordina.statistics.quantiles import Quantiles
+from sordina.statistics.quantiles import MostCommon, Quantiles
 from sordina.statistics.rows import BoundedRows, Divider, Grouping, RowReader
 from sordina.statistics.statistic import Answer, Statistic, Subject, cost, refuse_spent, share_budget
 from sordina.statistics.table_arguments import (

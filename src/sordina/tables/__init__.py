@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sordina._lazy import lazily
+from sordina._renamed import lazily
 from sordina.tables.discover import Discovery, complete_privately, draft_schema, plan_discovery
 from sordina.tables.prepare import Prepare, feature_names
 from sordina.tables.readers import Piece, header, pieces
