@@ -21,7 +21,7 @@ SCHEMA = Schema.load(
             "drug name": {"kind": "text"},
             "day": {"kind": "date", "low": "2020-01-01", "high": "2021-01-01"},
             "open": {"kind": "number"},
-            "id": {"kind": "person"},
+            "id": {"kind": "ignored"},
             "left out": {"kind": "ignored"},
         }
     }

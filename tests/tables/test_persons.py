@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
+from sordina.errors import InvalidInput
 from sordina.tables import Schema, read_table
 from sordina.tables import readers as table_files
 from sordina.tables.discover import _one_row_each
@@ -80,3 +81,12 @@ def test_a_whole_number_in_a_text_is_the_same_person_with_zeros_behind_its_point
 
     texts = person_texts(np.array(["7", "7.0", " 7 ", "7.00", "07", "7.5", "A.0"], dtype=object))
     assert texts == ["7", "7", "7", "7", "07", "7.5", "A.0"]
+
+
+def test_a_column_of_kind_person_is_the_person_column_and_there_is_one_at_most():
+    columns = {"who": {"kind": "person"}, "x": {"kind": "number", "low": 0, "high": 1}}
+    schema = Schema.load({"columns": columns})
+    assert schema.person == "who"
+    assert Schema.load(schema.to_dict()) == schema
+    with pytest.raises(InvalidInput, match="one column says whose row it is"):
+        Schema.load({"person": "who", "columns": {**columns, "other": {"kind": "person"}}})

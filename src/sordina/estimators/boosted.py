@@ -12,8 +12,10 @@ hardly move.
 
 **Sensitivity** (add/remove). A row is in one leaf, and its residual has norm at most r: 1 for two classes (the second
 score is fixed), sqrt 2 for more, 1 for targets in [-1/2, 1/2] and scores clipped to the same range. The counts of all F
-features together change by ``sqrt(F)``. All releases are Gaussian, so that the whole fit is one Gaussian event. Cuts,
-scores, averages over epochs and predictions are post-processing.
+features together change by ``sqrt(F)``. Regression starts from the targets' noisy mean (a row changes their sum by
+1/2), drawn to the middle of the bounds where noise dominates; its later constants are steps like any other. All
+releases are Gaussian, so that the whole fit is one Gaussian event. Cuts, scores, averages over epochs and predictions
+are post-processing.
 """
 
 from __future__ import annotations
@@ -49,10 +51,21 @@ _COUNT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class _Noise:
-    """How much noise the parts of a fit get, so that all of it is one Gaussian of ``multiplier``."""
+    """How much noise the parts of a fit get, so that all of it is one Gaussian of ``multiplier``.
+
+    Args:
+        multiplier: Of the whole.
+        queries: How many sums of residuals there are.
+        start_share: Part of the budget (of mu squared) of the constant to start from; 0 for none.
+    """
 
     multiplier: float
     queries: int
+    start_share: float = 0.0
+
+    @property
+    def start(self) -> float:
+        return self.multiplier / math.sqrt(self.start_share)
 
     @property
     def counts(self) -> float:
@@ -60,10 +73,11 @@ class _Noise:
 
     @property
     def residuals(self) -> float:
-        return self.multiplier * math.sqrt(self.queries / (1 - _COUNT_SHARE))
+        return self.multiplier * math.sqrt(self.queries / (1 - _COUNT_SHARE - self.start_share))
 
     def event(self) -> Composed:
-        return Composed((Gaussian(self.counts), Repeated(Gaussian(self.residuals), self.queries)))
+        start = (Gaussian(self.start),) if self.start_share else ()
+        return Composed((Gaussian(self.counts), *start, Repeated(Gaussian(self.residuals), self.queries)))
 
 
 class _Boosted(PrivateEstimator):
@@ -106,7 +120,9 @@ class _Boosted(PrivateEstimator):
         codes, targets = all_codes(features, rows[kept]), targets[kept]
         shape = self._shape(units)
         queries = shape.epochs * (len(features) + 1)
-        noise = _Noise(noise_for(self._budget(), lambda nu: _Noise(nu, queries).event()), queries)
+        share = loss.start_share
+        multiplier = noise_for(self._budget(), lambda nu: _Noise(nu, queries, share).event())
+        noise = _Noise(multiplier, queries, share)
         with self._spending(noise.event(), unit, len(kept)):
             counts = _noisy_counts(codes, features, most, noise.counts, rng)
             self._cycle(codes, targets, features, counts, loss, most, noise, shape, rng)
@@ -137,12 +153,15 @@ class _Boosted(PrivateEstimator):
         population = max(float(np.mean([one.sum() for one in counts])), 1.0)
         rate, cell_noise = shape.learning_rate, math.sqrt(len(features)) * most * noise.counts
         intercept = np.zeros(width)
+        if noise.start_share:
+            total = add_noise(targets.sum(axis=0), sensitivity / 2, noise.start, rng)
+            intercept = loss.start(total, population, sensitivity / 2 * noise.start)
         tables = [np.zeros((feature.cells, width)) for feature in features]
         averages, average_intercept, averaged = [table.copy() for table in tables], intercept.copy(), 0
         scores = np.tile(intercept, (len(codes), 1))
         for epoch in range(shape.epochs):
             total = add_noise(loss.residuals(targets, scores).sum(axis=0), sensitivity, noise.residuals, rng)
-            step = rate * total / (loss.curvature(intercept) * population + deviation)  # all rows: no leaf is small
+            step = rate * loss.constant_step(total, intercept, population, deviation)
             intercept, scores = intercept + step, scores + step
             for place, feature in enumerate(features):
                 leaf_of = _leaves(feature, shape.leaves, counts[place], cell_noise, rng)
@@ -176,9 +195,19 @@ class _Loss:
 
     residual = 1.0
     spread = 1.0
+    start_share = 0.0
 
     def residuals(self, targets: Floats, scores: Floats) -> Floats:
         raise NotImplementedError
+
+    def start(self, total: Floats, population: float, deviation: float) -> Floats:
+        """The constant to start from, given the targets' noisy ``total``."""
+        raise NotImplementedError
+
+    def constant_step(self, total: Floats, intercept: Floats, population: float, deviation: float) -> Floats:
+        """A full step of the constant; all rows take part, so that they are no small leaf."""
+        step: Floats = total / (self.curvature(intercept) * population + deviation)
+        return step
 
     def curvature(self, intercept: Floats) -> Any:
         return 1.0
@@ -186,6 +215,15 @@ class _Loss:
 
 class _Squared(_Loss):
     spread = 0.05  # of the width of the target's bounds; chosen on numbers of Adult's training rows
+    start_share = 0.1
+
+    def start(self, total: Floats, population: float, deviation: float) -> Floats:
+        mean: Floats = total * population / (population**2 + (deviation / 0.15) ** 2)
+        return np.clip(mean, -0.5, 0.5)
+
+    def constant_step(self, total: Floats, intercept: Floats, population: float, deviation: float) -> Floats:
+        step: Floats = total * population / (population**2 + (deviation / self.spread) ** 2)
+        return step
 
     def residuals(self, targets: Floats, scores: Floats) -> Floats:
         return targets - np.clip(scores, -0.5, 0.5)

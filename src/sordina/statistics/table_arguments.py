@@ -47,7 +47,12 @@ def with_person(schema: Schema, person: str | None, rows_per_person: int | None)
             raise InvalidInput("person must be the name of a column.")
         owner = ColumnSchema(person, ColumnKind.PERSON)
         known = any(column.name == person for column in schema.columns)
-        kept = [owner if column.name == person else column for column in schema.columns]
+        kept = [
+            owner if column.name == person
+            else replace(column, kind=ColumnKind.IGNORED) if column.kind is ColumnKind.PERSON
+            else column
+            for column in schema.columns
+        ]  # fmt: skip
         groups = tuple(name for name in schema.groups if name != person)
         target = None if schema.target == person else schema.target
         columns = tuple(kept if known else [*kept, owner])

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from sordina.errors import InvalidInput
-from sordina.tables.readers import Piece, pieces
+from sordina.tables.readers import CodedTexts, Piece, pieces
 from sordina.tables.schema import ColumnKind, ColumnSchema, Schema
 
 Matrix = NDArray[np.float32]
@@ -100,7 +100,7 @@ class Prepare(TransformerMixin, BaseEstimator):
         """
         schema = self._fitted()
         wanted = [column.name for column in schema.features]
-        parts = [features(piece, schema) for piece in pieces(X, wanted)]
+        parts = [features(piece, schema) for piece in pieces(X, wanted, schema=schema)]
         rows = np.concatenate(parts) if parts else np.empty((0, len(feature_names(schema))), np.float32)
         return PreparedRows.of(rows, tuple(feature_names(schema)))
 
@@ -178,7 +178,7 @@ def unit_interval(values: NDArray[np.float64], column: ColumnSchema) -> NDArray[
 
 
 def numbers(
-    raw: NDArray[Any], column: ColumnSchema, schema: Schema, first: int
+    raw: NDArray[Any] | CodedTexts, column: ColumnSchema, schema: Schema, first: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """A column as numbers (dates as days since 1970), and where it is missing.
 
@@ -250,7 +250,7 @@ _WHOLE = re.compile(r"^(-?\d+)\.0+$")
 """A whole number with zeros behind its point."""
 
 
-def person_texts(raw: NDArray[Any]) -> list[str]:
+def person_texts(raw: NDArray[Any] | CodedTexts) -> list[str]:
     """Whose row it is, as one text per person: however a piece of a table holds an id, it reads alike.
 
     Spaces around an id do not count, nor whether a whole number is written 7, 7.0 or "7": with one missing id, a reader
@@ -259,10 +259,15 @@ def person_texts(raw: NDArray[Any]) -> list[str]:
     Args:
         raw: The column of persons as it was read.
     """
+    if isinstance(raw, CodedTexts):
+        different = person_texts(raw.texts)
+        return [different[code] for code in raw.codes.tolist()]
     return [_WHOLE.sub(r"\1", _text(value)) for value in raw.tolist()]
 
 
-def category_codes(raw: NDArray[Any], column: ColumnSchema, schema: Schema, first: int) -> NDArray[np.int64]:
+def category_codes(
+    raw: NDArray[Any] | CodedTexts, column: ColumnSchema, schema: Schema, first: int
+) -> NDArray[np.int64]:
     """The position of each value in the column's list; the list's length for others, one more for missing.
 
     Args:
@@ -271,18 +276,24 @@ def category_codes(raw: NDArray[Any], column: ColumnSchema, schema: Schema, firs
         schema: The table's list of what stands for a missing value.
         first: The number of the first row, for messages.
     """
-    texts, gaps = _texts(raw, tuple(one for one in schema.missing_for(column) if one not in column.values))
+    different = raw.texts if isinstance(raw, CodedTexts) else raw
+    texts, gaps = _texts(different, tuple(one for one in schema.missing_for(column) if one not in column.values))
     places = {value: code for code, value in enumerate(column.values)}
     other = len(column.values)
     codes = np.fromiter((places.get(text, other) for text in texts), np.int64, len(texts))
-    _refuse_gaps(gaps, column, first)
-    return np.where(gaps, other + 1, codes)
+    codes[gaps] = other + 1
+    codes = codes[raw.codes] if isinstance(raw, CodedTexts) else codes
+    _refuse_gaps(codes == other + 1, column, first)
+    return codes
 
 
 def _read_numbers(
-    raw: NDArray[Any], column: ColumnSchema, schema: Schema
+    raw: NDArray[Any] | CodedTexts, column: ColumnSchema, schema: Schema
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Numbers (NaN where none can be read), and where nothing stands."""
+    if isinstance(raw, CodedTexts):
+        values, gaps = _read_numbers(raw.texts, column, schema)
+        return values[raw.codes], gaps[raw.codes]
     if column.kind is ColumnKind.DATE:
         return _dates(raw, column, schema)
     if raw.dtype.kind in "iufb":

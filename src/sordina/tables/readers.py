@@ -2,10 +2,16 @@
 
 A piece is a mapping from column names to arrays, with the number of its first row. The text of a file is never in
 memory as a whole. What cannot be read is refused in one line that names row and column, and quotes no value.
+
+**Large CSV files.** Where pyarrow is installed and the caller says what the columns hold (``schema``), parts of a file
+that hold no quote are parsed by it: there, lines are rows and separators separate, so that it reads what Python's own
+reader would. Numbers arrive as numbers where all of a part are plain ones or missing, texts as codes of the different
+ones (`CodedTexts`). A part that pyarrow refuses is read again by Python's reader, which says what is wrong.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -15,17 +21,49 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
+from sordina.tables.schema import ColumnKind, Schema
 
 Source: TypeAlias = Any
 """A path, or a pandas or polars frame."""
 ROWS_AT_ONCE = 50_000
 _PARQUET = (".parquet", ".pq")
+_BLOCK = 4 << 20
+_LINE_BY_LINE = frozenset({"utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252"})
+"""Encodings in which no byte of a letter looks like a quote, a separator or the end of a line."""
+
+
+@dataclass(frozen=True)
+class CodedTexts:
+    """A column of texts of which few differ.
+
+    Args:
+        texts: The different ones.
+        codes: Which of them stands in each row.
+    """
+
+    texts: NDArray[Any]
+    codes: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As of an array of texts."""
+        return self.texts.dtype
+
+    def tolist(self) -> list[Any]:
+        """The text of each row."""
+        return list(self.texts[self.codes].tolist())
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+        return self.texts[self.codes]
 
 
 @dataclass(frozen=True)
@@ -33,11 +71,12 @@ class Piece:
     """Some rows of a table.
 
     Args:
-        columns: One array per column; texts for files, whatever the frame holds for frames.
+        columns: One array per column; texts for files, whatever the frame holds for frames. Read with a schema, a
+            file's numbers may be numbers already (NaN where missing) and its texts `CodedTexts`.
         first: The number of the first row, counted from 1; the header of a file is not counted.
     """
 
-    columns: dict[str, NDArray[Any]]
+    columns: dict[str, Any]
     first: int
 
     def __len__(self) -> int:
@@ -76,8 +115,9 @@ def pieces(
     encoding: str = "utf-8",
     separator: str = ",",
     rows_at_once: int = ROWS_AT_ONCE,
+    schema: Schema | None = None,
 ) -> Iterator[Piece]:
-    """The rows of a table, ``rows_at_once`` at a time.
+    """The rows of a table, about ``rows_at_once`` at a time, and never more without ``schema``.
 
     Args:
         source: Path of a CSV or Parquet file, or a frame.
@@ -85,6 +125,7 @@ def pieces(
         encoding: Of a CSV file.
         separator: Between the fields of a CSV file.
         rows_at_once: How many rows a piece holds at most.
+        schema: What the columns hold: lets large CSV files be read in the forms that `sordina.tables.prepare` takes.
     """
     present = header(source, encoding=encoding, separator=separator)
     wanted = present if names is None else list(names)
@@ -98,7 +139,9 @@ def pieces(
     elif _is_parquet(Path(source)):
         yield from _parquet_pieces(Path(source), wanted, rows_at_once)
     else:
-        yield from _csv_pieces(Path(source), present, wanted, encoding, separator, rows_at_once)
+        places = [present.index(name) for name in wanted]
+        rows = _CsvRows(Path(source), present, dict(zip(wanted, places, strict=True)), encoding, separator)
+        yield from rows.blocks(schema) if schema is not None else rows.pieces(rows_at_once)
 
 
 def refuse_scoring_on(source: Source, test: Source) -> None:
@@ -132,34 +175,168 @@ def columns_of(names: Sequence[str]) -> str:
     return f"the columns are {', '.join(map(repr, names[:20]))}{' ...' if len(names) > 20 else ''}"
 
 
-def _csv_pieces(
-    path: Path, present: list[str], wanted: list[str], encoding: str, separator: str, rows_at_once: int
-) -> Iterator[Piece]:
-    places = [present.index(name) for name in wanted]
-    first = 1
-    with _open_text(path, encoding) as file:
-        reader = csv.reader(file, delimiter=separator, strict=True)
+@dataclass
+class _CsvRows:
+    """The rows of one CSV file, read from its beginning to its end, once."""
+
+    path: Path
+    present: list[str]
+    wanted: dict[str, int]
+    encoding: str
+    separator: str
+    first: int = 1
+    """The number of the next row."""
+
+    def pieces(self, rows_at_once: int) -> Iterator[Piece]:
+        """All rows, by Python's own reader."""
+        with _open_text(self.path, self.encoding) as file:
+            try:
+                next(csv.reader(file, delimiter=self.separator))
+            except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+                raise _unreadable(self.path, self.encoding, error) from error
+            yield from self._read(file, rows_at_once)
+
+    def _read(self, file: io.TextIOBase, rows_at_once: int) -> Iterator[Piece]:
+        reader = csv.reader(file, delimiter=self.separator, strict=True)
         try:
-            next(reader)
             while taken := list(itertools.islice(reader, rows_at_once)):
                 rows = [row for row in taken if row]  # blank lines are no rows
                 if not rows:
                     continue
-                if set(map(len, rows)) != {len(present)}:
-                    place = next(place for place, row in enumerate(rows) if len(row) != len(present))
-                    more = "more" if len(rows[place]) > len(present) else "fewer"
+                if set(map(len, rows)) != {len(self.present)}:
+                    place = next(place for place, row in enumerate(rows) if len(row) != len(self.present))
+                    more = "more" if len(rows[place]) > len(self.present) else "fewer"
                     raise InvalidInput(
-                        f"row {first + place} of {path.name} (line {reader.line_num} or before) has {more} fields than "
-                        "the header: is a quote or a separator missing?"
+                        f"row {self.first + place} of {self.path.name} has {more} fields than the header: is a quote "
+                        "or a separator missing?"
                     )
                 columns = list(zip(*rows, strict=True))
-                yield Piece({name: _objects(columns[place]) for name, place in zip(wanted, places, strict=True)}, first)
-                first += len(rows)
+                yield Piece({name: _objects(columns[place]) for name, place in self.wanted.items()}, self.first)
+                self.first += len(rows)
         except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
-            raise _unreadable(path, encoding, error, first) from error
+            raise _unreadable(self.path, self.encoding, error, self.first) from error
+
+    def blocks(self, schema: Schema) -> Iterator[Piece]:
+        """All rows, by pyarrow as long as parts of the file hold no quote, by Python's reader from there on."""
+        with _open_text(self.path, self.encoding) as text:
+            raw: Any = text.buffer
+            try:
+                start = self._after_header(raw)
+                parser = None if start is None else _arrow_parser(self, schema)
+                while parser is not None and start is not None:
+                    block = start + raw.read(_BLOCK)
+                    if not block:
+                        return
+                    block += raw.readline()
+                    if b'"' in block or b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
+                        rest = io.TextIOWrapper(io.BufferedReader(_Chained(block, raw)), self.encoding, newline="")
+                        yield from self._read(rest, ROWS_AT_ONCE)
+                        return
+                    start = b""
+                    columns = parser(block)
+                    if columns is None:
+                        yield from self._read(io.StringIO(block.decode(self.encoding), newline=""), ROWS_AT_ONCE)
+                    elif piece := Piece(columns, self.first):
+                        yield piece
+                        self.first += len(piece)
+            except (UnicodeDecodeError, EOFError, OSError) as error:
+                raise _unreadable(self.path, self.encoding, error, self.first) from error
+        if parser is None:
+            yield from self.pieces(ROWS_AT_ONCE)
+
+    def _after_header(self, raw: IO[bytes]) -> bytes | None:
+        """Nothing, after the header was read as one line; None where it may be more, or the encoding is unusual."""
+        try:
+            plain = codecs.lookup(self.encoding).name in _LINE_BY_LINE
+        except LookupError:
+            return None
+        if not plain or len(self.separator) != 1 or not self.separator.isascii():
+            return None
+        line = raw.readline().removeprefix(codecs.BOM_UTF8)
+        if b"\r" in line.rstrip(b"\r\n"):
+            return None
+        names = next(csv.reader([line.decode(self.encoding)], delimiter=self.separator), [])
+        return b"" if [name.strip() for name in names] == self.present else None
 
 
-def _objects(values: Sequence[str]) -> NDArray[Any]:
+class _Chained(io.RawIOBase):
+    """Some bytes that were read already, and then the rest of a stream."""
+
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._head, self._rest = head, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        part = self._head[: len(into)] or self._rest.read(len(into))
+        self._head = self._head[len(into) :]
+        into[: len(part)] = part
+        return len(part)
+
+
+def _arrow_parser(rows: _CsvRows, schema: Schema) -> Any:
+    """A function from the bytes of whole lines to columns, None where it cannot; or None without pyarrow."""
+    try:
+        import pyarrow
+        from pyarrow import compute
+        from pyarrow import csv as arrow_csv
+    except ImportError:
+        return None
+    reading = arrow_csv.ReadOptions(column_names=rows.present, use_threads=False, block_size=2 * _BLOCK)
+    parsing = arrow_csv.ParseOptions(delimiter=rows.separator, quote_char=False, newlines_in_values=False)
+    converting = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(rows.present, pyarrow.string()), include_columns=list(rows.wanted)
+    )
+    absent = {name: _missing_in(schema, name) for name in rows.wanted}
+
+    def column(name: str, texts: Any) -> Any:
+        missing = absent[name]
+        if missing is not None:
+            try:
+                gaps = compute.is_in(texts, value_set=pyarrow.array(missing, pyarrow.string()))
+                numbers = compute.if_else(gaps, None, texts).cast(pyarrow.float64())
+                found = np.asarray(numbers.fill_null(np.nan).to_numpy(zero_copy_only=False))
+                if (np.isfinite(found) | np.asarray(gaps.to_numpy(zero_copy_only=False))).all():
+                    return found
+            except pyarrow.ArrowException:
+                pass
+        coded = texts.dictionary_encode()
+        return CodedTexts(
+            _objects(coded.dictionary.to_pylist()), np.asarray(coded.indices.to_numpy(zero_copy_only=False), np.int32)
+        )
+
+    def parse(block: bytes) -> dict[str, Any] | None:
+        try:
+            if codecs.lookup(rows.encoding).name not in ("utf-8", "ascii"):
+                block = block.decode(rows.encoding).encode()
+            if not block.strip(b"\r\n"):
+                return None
+            table = arrow_csv.read_csv(pyarrow.BufferReader(block), reading, parsing, converting)
+        except (pyarrow.ArrowException, UnicodeDecodeError):
+            return None
+        return {name: column(name, table.column(name).combine_chunks()) for name in rows.wanted}
+
+    return parse
+
+
+def _missing_in(schema: Schema, name: str) -> list[str] | None:
+    """What stands for a missing value in a column of numbers; None for other columns, and where a number does."""
+    known = [column for column in schema.columns if column.name == name]
+    if not known or known[0].kind is not ColumnKind.NUMBER:
+        return None
+    missing = schema.missing_for(known[0])
+    return None if any(_is_number(text) for text in missing) else list(missing)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column

@@ -23,7 +23,7 @@ kind           fields
 ``category``   ``values`` (required), ``optional``
 ``date``       ``low``, ``high`` (required, ISO dates), ``format`` (as in ``strptime``; ISO by default), ``optional``
 ``text``       kept as it is, for language models; no column of a prepared table
-``person``     an identifier of the person; never a feature
+``person``     an identifier of the person; never a feature. One column at most; ``person = NAME`` may be left out then
 ``ignored``    left out
 =============  ====================================================================================================
 
@@ -126,7 +126,8 @@ class Schema:
     Args:
         columns: The columns, in the order of the features.
         target: The column to predict, if any.
-        person: The column that says whose row it is; None if every row is another person.
+        person: The column that says whose row it is, which is the one of kind person; None if every row is another
+            person (then an id is of kind ignored).
         rows_per_person: How many rows of one person count at most; needed with ``person`` for statistics and trees.
         groups: Columns that are protected attributes.
         missing: What stands for a missing value.
@@ -147,6 +148,14 @@ class Schema:
         if len(set(names)) < len(names):
             raise InvalidInput("the schema names a column twice.")
         object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
+        persons = [column.name for column in self.columns if column.kind is ColumnKind.PERSON]
+        if len(persons) > 1:
+            raise InvalidInput(
+                f"{_listed(persons)} are all of kind person: one column says whose row it is. Set the others to "
+                '"ignored".'
+            )
+        if self.person is None and persons:
+            object.__setattr__(self, "person", persons[0])
         for role, name in [("target", self.target), ("person", self.person), *(("groups", one) for one in self.groups)]:
             if name is not None and name not in self._by_name:
                 raise InvalidInput(f"{role} = {name!r} is not one of the schema's columns: {_listed(names)}.")

@@ -97,7 +97,7 @@ def read_table(
     )
     with tempfile.TemporaryFile(prefix="sordina-") as store:
         reading = _Reading(schema, target, store)
-        for piece in pieces(source, list(names), encoding=encoding, separator=separator):
+        for piece in pieces(source, list(names), encoding=encoding, separator=separator, schema=schema):
             reading.take(piece)
         return reading.table()
 
@@ -114,7 +114,7 @@ class _Reading:
         self.groups: dict[str, list[Tensor]] = {name: [] for name in schema.groups}
 
     def take(self, piece: Piece) -> None:
-        self.store.write(features(piece, self.schema).tobytes())
+        self.store.write(features(piece, self.schema).data)
         self.rows += len(piece)
         if self.target is not None:
             self.targets.append(_targets(piece, self.schema, self.target))
