@@ -82,3 +82,14 @@ def test_wrong_sides_are_refused():
         Scattering(shape=(30, 30))
     with pytest.raises(InvalidInput, match="made for images"):
         Scattering()(torch.zeros(1, 3, 28, 28))
+
+
+def test_a_public_direction_is_taken_off_every_image_on_its_own():
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    plain = scattering_features(images)
+    direction = torch.randn(plain.shape[1], generator=torch.Generator().manual_seed(1))
+    off = scattering_features(images, without=direction, batch_size=4)
+    assert float((off @ direction).abs().max()) < 1e-2
+    along = direction / direction.norm()
+    torch.testing.assert_close(off + torch.outer(plain @ along, along), plain)
+    torch.testing.assert_close(scattering_features(images[:1], without=direction), off[:1])

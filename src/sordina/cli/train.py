@@ -239,8 +239,12 @@ def train(
     epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0,
     delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
     clipping: Annotated[
-        str, typer.Option(help="typical-norm, online, fixed, quantile, automatic, trailing or sector.")
-    ] = "typical-norm",
+        str | None,
+        typer.Option(
+            help="typical-norm (the default), online, fixed (the default on scattering features), quantile, automatic, "
+            "trailing or sector."
+        ),
+    ] = None,
     threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: 512).")
@@ -287,8 +291,8 @@ def train(
             dataset, schema, model, task=task, test=test, out=out, resume=resume,
             ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, as_json=as_json, lora=lora,
             epsilon=epsilon, delta=delta, epochs=epochs or 10.0, batch_size=batch_size or 512, microbatch=microbatch,
-            learning_rate=learning_rate, clipping=clipping, threshold=threshold, max_tokens=max_tokens,
-            test_share=test_share, seed=seed, encoding=encoding, separator=separator,
+            learning_rate=learning_rate, clipping=clipping or "typical-norm", threshold=threshold,
+            max_tokens=max_tokens, test_share=test_share, seed=seed, encoding=encoding, separator=separator,
             refused={
                 "--activation": activation is not None, "--sampling": sampling is not None, "--rows": rows is not None,
                 "--random-labels": random_labels != 0, "--features": features is not None, "--plan": plan,
@@ -303,7 +307,7 @@ def train(
             encoding=encoding, separator=separator, as_json=as_json,
             refused={
                 "--activation": activation is not None, "--threshold": threshold is not None,
-                "--learning-rate": learning_rate is not None, "--clipping": clipping != "typical-norm",
+                "--learning-rate": learning_rate is not None, "--clipping": clipping is not None,
                 "--sampling": sampling is not None, "--rows": rows is not None,
                 "--microbatch": microbatch is not None, "--random-labels": random_labels != 0,
                 "--batch-size": batch_size is not None, "--epochs": epochs is not None, "--task": task is not None,

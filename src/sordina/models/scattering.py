@@ -139,14 +139,22 @@ def morlet(size: tuple[int, ...], scale: int, turn: int, angles: int) -> Tensor:
 
 
 @torch.no_grad()
-def scattering_features(images: Tensor, groups: int = 27, batch_size: int = 500) -> Tensor:
+def scattering_features(
+    images: Tensor, groups: int = 27, batch_size: int = 500, *, without: Tensor | None = None
+) -> Tensor:
     """Scattering of ``images``, each then normalised on its own in groups of channels: no statistics of the data.
 
     Args:
         images: Grey images (n, 1, h, w).
         groups: Of channels, each brought to mean 0 and variance 1 in every image.
         batch_size: Images at once.
+        without: A public direction in the space of features, whose part of every image's features is taken off.
     """
     transform = Scattering(shape=(images.shape[2], images.shape[3]))
     parts = [nn.functional.group_norm(transform(some), groups) for some in torch.split(images.float(), batch_size)]
-    return torch.cat(parts).flatten(1)
+    features = torch.cat(parts).flatten(1)
+    if without is not None:
+        along = without / without.norm()
+        for some in torch.split(features, batch_size):
+            some.sub_(torch.outer(some @ along, along))
+    return features
