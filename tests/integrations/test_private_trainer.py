@@ -80,12 +80,68 @@ def test_a_run_has_the_habits_of_transformers_and_a_guarantee(tmp_path):
         read_claim(tmp_path)
 
 
+LOGS = {"logging_steps": 1, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
+RELEASED = {"epsilon", "threshold", "learning_rate", "epoch"}
+ON_HELD_OUT = {f"eval_{name}" for name in ("loss", "runtime", "samples_per_second", "steps_per_second")}
+
+
+def logging_trainer(folder, *reported, **rest):
+    """Logs every step, and evaluates."""
+    options = {**LOGS, "report_to": list(reported)}
+    return trainer(folder, options=options, eval_dataset=tiny.texts(10, seed=1), **rest)
+
+
 def test_nothing_raw_is_logged(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     seen = Logged()
-    trainer(tmp_path, callbacks=[seen], options={"report_to": ["tensorboard"]}).train()
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
-    names = {name for entry in seen.entries for name in entry}
-    assert names == {"epsilon", "threshold", "learning_rate", "epoch"}
+    logging_trainer(tmp_path, "tensorboard", callbacks=[seen]).train()
+    assert {name for entry in seen.entries for name in entry} == RELEASED | ON_HELD_OUT
+    (file,) = tmp_path.rglob("events.out.tfevents.*")
+    kept = EventAccumulator(str(file)).Reload()
+    names = {name.replace("eval/", "eval_").removeprefix("train/") for name in kept.Tags()["scalars"]}
+    assert names == RELEASED | ON_HELD_OUT
+    epsilons = [event.value for event in kept.Scalars("train/epsilon")]
+    assert len(epsilons) == 4
+    assert epsilons[-1] == pytest.approx(BUDGET.epsilon, rel=0.01)
+
+
+def test_mlflow_gets_released_values_only(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlflow'}")
+    logging_trainer(tmp_path / "out", "mlflow").train()
+    (run,) = mlflow.search_runs(output_format="list")
+    assert set(run.data.metrics) == RELEASED | ON_HELD_OUT
+    assert run.data.metrics["epsilon"] == pytest.approx(BUDGET.epsilon, rel=0.01)
+
+
+def test_wandb_gets_released_values_only(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    logging_trainer(tmp_path / "out", "wandb").train()
+    try:
+        kept = {name: value for name, value in dict(wandb.run.summary).items() if not name.startswith("_")}
+        names = {name.replace("eval/", "eval_").removeprefix("train/") for name in kept}
+        assert names - {"global_step"} == RELEASED | ON_HELD_OUT
+        assert kept["train/epsilon"] == pytest.approx(BUDGET.epsilon, rel=0.01)
+    finally:
+        wandb.finish()
+
+
+def test_gradients_of_raw_batches_are_not_watched(tmp_path, monkeypatch):
+    class WandbCallback(TrainerCallback):
+        """Stands for that of transformers, which asks for the package."""
+
+    monkeypatch.setenv("WANDB_WATCH", "gradients")
+    with pytest.raises(Unsupported, match="WANDB_WATCH=gradients logs gradients before they are clipped"):
+        trainer(tmp_path, callbacks=[WandbCallback()]).train()
+    model = tiny.classifier()
+    model.classifier.weight.register_hook(lambda gradient: None)
+    with pytest.raises(Unsupported, match="is shown its gradient before"):
+        trainer(tmp_path, model).train()
+    assert not (tmp_path / "_sordina").exists()
 
 
 def test_it_takes_the_steps_of_make_private(tmp_path):

@@ -40,7 +40,7 @@ from sordina.integrations.padding import WidthCheck, public_widths, right_paddin
 from sordina.integrations.text_batches import TextItems, TextLimits, WatchedCollator
 from sordina.integrations.text_losses import base_of, loss_for, losses_of_batch
 from sordina.integrations.trainable import MovedCheck, check_reached, check_seen
-from sordina.integrations.training_arguments import DEFAULT_CLIPPING, batch_size_of, refuse_arguments
+from sordina.integrations.training_arguments import DEFAULT_CLIPPING, batch_size_of, refuse_arguments, refuse_watching
 from sordina.privacy import Budget, Guarantee
 from sordina.run_folder import INNER, FolderState, state_of
 from sordina.sampling import Users
@@ -238,6 +238,8 @@ class PrivateTrainer(transformers.Trainer):
         refuse_arguments(args)
         if args.max_grad_norm == DEFAULT_CLIPPING:
             log.info("max_grad_norm is left out: every text's gradient is clipped instead, by clipping=.")
+        if math.isfinite(self.budget.epsilon):
+            refuse_watching(self.callback_handler.callbacks, model)
         self._refuse_training_data(self.eval_dataset)
         limits = TextLimits.of(model)
         items = self._items()

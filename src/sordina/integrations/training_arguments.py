@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from torch import nn
 
 from sordina.errors import Unsupported
 
@@ -19,6 +22,25 @@ def refuse_arguments(args: Any) -> None:
     """
     for reason in _reasons(args):
         raise Unsupported(reason)
+
+
+def refuse_watching(callbacks: Iterable[Any], model: nn.Module) -> None:
+    """Refuse what is known to log gradients of raw batches.
+
+    Args:
+        callbacks: Of the trainer.
+        model: What is trained.
+    """
+    watched = os.environ.get("WANDB_WATCH", "false").lower()
+    if watched in ("gradients", "all") and any(type(each).__name__ == "WandbCallback" for each in callbacks):
+        raise Unsupported(
+            f"WANDB_WATCH={watched} logs gradients before they are clipped and noised: unset it, or say parameters."
+        )
+    if hooked := [name for name, each in model.named_parameters() if each._backward_hooks]:
+        raise Unsupported(
+            f"parameter {hooked[0]!r} has a hook (wandb.watch, or one of your own) that is shown its gradient before "
+            "it is clipped and noised: remove it."
+        )
 
 
 def _reasons(args: Any) -> Iterator[str]:
