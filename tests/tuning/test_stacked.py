@@ -62,22 +62,27 @@ def test_parameters_are_views_of_the_stack():
 class Clip:
     """A strategy with a fixed policy."""
 
-    def __init__(self, clipping):
-        self.clipping = clipping
+    def __init__(self, clipping, averaging):
+        self.clipping, self.averaging = clipping, averaging
 
     def __call__(self, configuration):
-        return {"clipping": self.clipping, "learning_rate": LearningRateRule(first=configuration["learning_rate"])}
+        rule = LearningRateRule(first=configuration["learning_rate"])
+        return {"clipping": self.clipping, "learning_rate": rule, "averaging": self.averaging}
 
 
-@pytest.mark.parametrize("clipping", [TypicalNorm(), Online(), Fixed(0.5), Quantile(), Automatic()])
-def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping):
+@pytest.mark.parametrize("selection", ["public", "private"])
+@pytest.mark.parametrize(
+    ("clipping", "averaging"),
+    [(TypicalNorm(), None), (Online(), None), (Fixed(0.5), "tail"), (Quantile(), None), (Automatic(), "ema")],
+)
+def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping, averaging, selection):
     """Same seeds, same batches, same noise: the same weights, the same events, the same scores."""
     train, held_out = world(200, 0), world(50, 1)
     orders = [
         RunOrder(number, {"learning_rate": 0.3 * (number + 1)}, number, 100 + number, number) for number in range(3)
     ]
     together = Brief(
-        mlp, Clip(clipping), sd.Budget(50, 1e-5), 1.5, "rdp", Selection("public"), tmp_path / "together", 2
+        mlp, Clip(clipping, averaging), sd.Budget(50, 1e-5), 1.5, "rdp", Selection(selection), tmp_path / "together", 2
     )
     alone = replace(together, runs=tmp_path / "alone")
     perform_together(together, orders, train, held_out)

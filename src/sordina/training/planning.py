@@ -24,8 +24,9 @@ from sordina.sampling import Poisson
 _HOPELESS, _ENOUGH = 1.0, 5.0
 _EPOCHS = (5.0, 10.0, 20.0, 40.0)
 _SIZES = (64, 256, 1024, 4096)
-_FEWEST_STEPS = 60
-_GOOD = 0.95
+_FEWEST_STEPS = 150
+"""A shorter run does not come to its end, however strong its steps are."""
+_GOOD = 0.9
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,9 @@ def planned_schedule(
     largest = max(1, population // 2)
     sizes = [batch_size] if batch_size else sorted({min(largest, max(1, size)) for size in _SIZES})
     lengths = [epochs] if epochs else _EPOCHS
-    tried = [
-        (length, size, _tried(budget, population, size, length, weights))
-        for length in lengths
-        for size in sizes
-        if length * population / size >= _FEWEST_STEPS
-    ]
-    if not tried:
-        return sizes[0], lengths[-1]
+    tried = [(length, size, _tried(budget, population, size, length, weights)) for length in lengths for size in sizes]
+    long = [one for one in tried if one[0] * population / one[1] >= _FEWEST_STEPS]
+    tried = long or [max(tried, key=lambda one: one[0] / one[1])]
     best = max(found for _, _, found in tried)
     length, size, _ = next(one for one in sorted(tried, key=lambda one: one[:2]) if one[2] >= _GOOD * best)
     return size, length

@@ -1,0 +1,76 @@
+"""What each technique adds at the same budget, on the development pool: `python -m benchmarks.techniques digits`.
+
+Every line trains the data set's default model with one thing changed, over a few seeds that all lines share; the
+difference to the plain run is paired by seed. Test parts of the development pool choose nothing but whether a technique
+is kept (digits, Adult, MNIST with a network); the report pool is not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from sordina.training.recipe import TrainingRecipe, summary
+
+TECHNIQUES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tail average": {"averaging": "tail"},
+    "exponential average": {"averaging": "ema"},
+    "momentum": {"optimizer": "momentum"},
+    "4 views": {"views": 4},
+    "4 views, tail average": {"views": 4, "averaging": "tail"},
+    "weight standardisation": {"model": "-ws"},
+    "AdamBC": {"optimizer": "adam-bc", "learning_rate": 3e-3},
+    "AdamWOSM": {"optimizer": "adam-wosm", "clipping": "fixed", "threshold": 0.1},
+}
+STANDARDISED = {"digits": "digits-cnn-ws", "mnist": "small-cnn-ws"}
+PLAIN = {"digits": None, "mnist": "small-cnn", "adult": None}
+IMAGES = ("digits", "mnist")
+
+
+def options(dataset: str, name: str) -> dict[str, Any] | None:
+    """The recipe's fields for a technique, None where it does not apply.
+
+    Args:
+        dataset: By name.
+        name: The technique.
+    """
+    wanted = {"model": PLAIN[dataset], **TECHNIQUES[name]}
+    if wanted["model"] == "-ws":
+        wanted["model"] = STANDARDISED.get(dataset)
+        return wanted if wanted["model"] else None
+    return wanted if dataset in IMAGES or "views" not in wanted else None
+
+
+def main() -> None:
+    """Print one line for each technique."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("dataset", choices=PLAIN)
+    parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--epochs", type=float, default=20.0)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=TECHNIQUES, default=list(TECHNIQUES))
+    asked = parser.parse_args()
+    base = TrainingRecipe(
+        asked.dataset, epsilon=asked.epsilon, epochs=asked.epochs, batch_size=asked.batch_size, seed=0
+    )
+    data, plain = base.load(), list[float]()
+    for name in asked.only:
+        wanted = options(asked.dataset, name)
+        if wanted is None:
+            continue
+        found = []
+        for seed in range(asked.seeds):
+            trainer = replace(base, seed=seed, **wanted).trainer(data, track_epsilon=False, validate_every=10**9)
+            found.append(100 * summary(trainer.fit(data.train, validation=data.test))["test_accuracy"])
+        plain = plain or found
+        apart = [one - other for one, other in zip(found, plain, strict=True)]
+        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
+        print(f"{name:>24}  {statistics.mean(found):6.2f}  {statistics.mean(apart):+6.2f} +- {error:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
