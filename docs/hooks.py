@@ -24,7 +24,11 @@ def commands() -> Iterator[str]:
     for path, command in walk("sordina", typer.main.get_command(app)):
         yield f"\n## {path}\n\n{inspect.cleandoc(command.help or '')}\n"
         yield "| | | default |\n|---|---|---|"
+        group = None
         for parameter in command.params:
+            if (panel := getattr(parameter, "rich_help_panel", None)) not in (None, group):
+                group = panel
+                yield f"| **{group}** | | |"
             yield f"| {_name(parameter)} | {getattr(parameter, 'help', None) or ''} | {_default(parameter)} |"
 
 

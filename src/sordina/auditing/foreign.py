@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordina.auditing.audit import audit
 from sordina.auditing.findings import Audit
 from sordina.auditing.membership.foreign_models import PredictorTarget, predictor_target
 from sordina.auditing.membership.target import Samples
 from sordina.auditing.one_run import Membership
-from sordina.auditing.runs import AuditedRun
+from sordina.auditing.runs import AuditedRun, check_rows
 from sordina.errors import InvalidInput, Unsupported
-from sordina.privacy import Guarantee, Unit, check_seed
+from sordina.privacy import Guarantee, Unit
 from sordina.progress import Progress, silent
 from sordina.tables import ColumnKind, PreparedTable, Schema, read_table
 
@@ -111,17 +110,13 @@ def audit_foreign(
         seed: Makes the audit repeatable.
         progress: Told of every shadow model.
     """
-    if rows < 10:
-        raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
+    check_rows(rows)
     drawn = Membership.of(membership)
     opened = open_foreign(model, Path(members), Path(non_members), Path(schema), claim, trust_pickle=trust_pickle)
     opened = replace(opened, membership=drawn)  # rows of coins are left out without a look at the coins
-    rng = np.random.default_rng(None if seed is None else check_seed(seed))
-    kept = opened.some(rows, rows, rng)
-    return audit(
-        kept.model, kept.members, kept.others, attacks, claim=kept.claim, membership=drawn, delta=kept.delta,
-        confidence=confidence, shadows=shadows, shadow_folder=shadow_folder,
-        seed=None if seed is None else seed + 1, progress=progress,
+    return opened.audited(
+        attacks, rows, rows, seed=seed,
+        confidence=confidence, shadows=shadows, shadow_folder=shadow_folder, progress=progress,
     )  # fmt: skip
 
 

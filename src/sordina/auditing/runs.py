@@ -76,6 +76,24 @@ class AuditedRun:
             others = total - members
         return replace(self, members=_drawn(self.members, members, rng), others=_drawn(self.others, others, rng))
 
+    def audited(
+        self, attacks: Sequence[str], members: int, others: int, *, seed: int | None = None, **options: Any
+    ) -> Audit:
+        """Attack some of the members and of the others.
+
+        Args:
+            attacks: Names of `ATTACKS`.
+            members: The most members to look at.
+            others: The most others.
+            seed: Makes the audit repeatable.
+            options: Further arguments of `sordina.audit`.
+        """
+        kept = self.some(members, others, np.random.default_rng(None if seed is None else check_seed(seed)))
+        return audit(
+            kept.model, kept.members, kept.others, attacks, claim=kept.claim, membership=kept.membership,
+            delta=kept.delta, recipe=kept.recipe, seed=None if seed is None else seed + 1, **options,
+        )  # fmt: skip
+
 
 def _drawn(samples: Samples, most: int, rng: np.random.Generator) -> Samples:
     return samples.take(rng.permutation(len(samples))[:most])
@@ -259,9 +277,7 @@ def audit_run(
         members: An .npz file of ``x`` and ``y`` that were trained on.
         non_members: One of rows that were not.
     """
-    if rows < 10:
-        raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
-    rng = np.random.default_rng(None if seed is None else check_seed(seed))
+    check_rows(rows)
     if members is not None or non_members is not None or task is not None:
         if members is None or non_members is None or task is None:
             raise InvalidInput("task, members and non_members go together: what was trained, who was in, who was not.")
@@ -271,13 +287,20 @@ def audit_run(
     # How many rows are looked at must not tell how many coins fell on "in".
     kept = rows if subject.membership.drawn == "coins" else min(rows, len(subject.members))
     calibrated = any(name in SHADOWED for name in attacks)
-    subject = subject.some(kept, kept if calibrated else rows, rng)
-    return audit(
-        subject.model, subject.members, subject.others, attacks,
-        claim=subject.claim, membership=subject.membership, delta=subject.delta, confidence=confidence,
-        recipe=subject.recipe, shadows=shadows, shadow_folder=shadow_folder,
-        seed=None if seed is None else seed + 1, progress=progress,
+    return subject.audited(
+        attacks, kept, kept if calibrated else rows, seed=seed,
+        confidence=confidence, shadows=shadows, shadow_folder=shadow_folder, progress=progress,
     )  # fmt: skip
+
+
+def check_rows(rows: int) -> None:
+    """Refuse to look at next to nothing.
+
+    Args:
+        rows: The most members and non-members to look at.
+    """
+    if rows < 10:
+        raise InvalidInput(f"an audit looks at 10 rows at least, got {rows}.")
 
 
 def open_subject(folder: Path) -> AuditedRun:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordina.cli._options import CommandWithFormerOptions
+from sordina.cli._options import CommandWithFormerOptions, grouped, stated
 from sordina.cli.audit_lm import lm
 from sordina.cli.output import say, say_json
+from sordina.errors import InvalidInput
 from sordina.progress import Progress, StagedProgress, silent_stages
 
 if TYPE_CHECKING:
@@ -29,11 +31,10 @@ Seed = Annotated[int | None, typer.Option(help="Makes the audit repeatable.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the findings as JSON, and figures.")]
 
 
-@app.command()
-def membership(
-    run: Annotated[
-        Path | None, typer.Argument(help="Folder of a `sordina train` or `sordina federate` run; or give --model.")
-    ] = None,
+@dataclass(frozen=True)
+class AttackOptions:
+    """The attacks."""
+
     attacks: Annotated[
         str,
         typer.Option(
@@ -41,40 +42,56 @@ def membership(
             "lira-online, lira-augmented, lira-offline, rmia, rmia-offline, bavaria, bavaria-offline, attack-r, "
             "attack-model."
         ),
-    ] = USUAL,
-    rows: Annotated[int, typer.Option(help="Members and non-members to look at, at most.")] = 5000,
-    shadows: Annotated[int, typer.Option(help="Shadow models, for attacks that use them.")] = 16,
+    ] = USUAL
+    rows: Annotated[int, typer.Option(help="Members and non-members to look at, at most.")] = 5000
+    shadows: Annotated[int, typer.Option(help="Shadow models, for attacks that use them.")] = 16
     shadow_folder: Annotated[
         Path | None, typer.Option(help="Keeps their answers, for another audit with the same rows and --seed.")
-    ] = None,
-    task: Annotated[
-        Path | None, typer.Option(help="For a Flower app or a run on data of its own: its task.py, with model().")
-    ] = None,
+    ] = None
+    confidence: Confidence = 0.95
+    seed: Seed = None
+
+
+@dataclass(frozen=True)
+class ForeignOptions:
+    """For anybody's model, and for runs on data of their own."""
+
     model: Annotated[
         str | None,
         typer.Option(
             help="Anybody's model: m.safetensors, m.pt (TorchScript), m.joblib, or module:function to import."
         ),
-    ] = None,
+    ] = None
+    task: Annotated[
+        Path | None, typer.Option(help="For a Flower app or a run on data of its own: its task.py, with model().")
+    ] = None
     members: Annotated[
         Path | None, typer.Option(help="Rows that were in: CSV or Parquet with --model, .npz of x and y with --task.")
-    ] = None,
-    non_members: Annotated[Path | None, typer.Option(help="Rows that were not, in the same form.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="With --model: the TOML file that says what columns are.")] = None,
-    claim: Annotated[str | None, typer.Option(help="With --model: what is claimed, as epsilon,delta.")] = None,
+    ] = None
+    non_members: Annotated[Path | None, typer.Option(help="Rows that were not, in the same form.")] = None
+    schema: Annotated[Path | None, typer.Option(help="The TOML file that says what columns are.")] = None
+    claim: Annotated[str | None, typer.Option(help="What is claimed, as epsilon,delta.")] = None
     drawn: Annotated[
         str,
         typer.Option(
             "--membership",
-            help="With --model: how it was decided who was in: coins, coins:0.2 (chance of in), fixed or own.",
+            help="How it was decided who was in: coins, coins:0.2 (chance of in), fixed or own.",
         ),
-    ] = "own",
+    ] = "own"
     trust_pickle: Annotated[
         bool,
         typer.Option("--trust-pickle", help="Open a pickled model, which RUNS ITS MAKER'S CODE on this machine."),
-    ] = False,
-    confidence: Confidence = 0.95,
-    seed: Seed = None,
+    ] = False
+
+
+@app.command()
+@grouped
+def membership(
+    options: AttackOptions,
+    given: ForeignOptions,
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a `sordina train` or `sordina federate` run; or give --model.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for findings and figures; the run's own if left out.")
     ] = None,
@@ -84,78 +101,56 @@ def membership(
 
     Example: `sordina audit membership runs/digits --attacks loss,lira-online`
     """
+    from sordina.auditing.runs import write_audit
+
+    with bar("shadow models", shown=not as_json) as tick:
+        attack = _audit_run if given.model is None else _audit_foreign
+        found = attack(run, options, given, tick)
+    folder = out or (run if given.model is None else None)
+    written = None if folder is None else write_audit(found, folder)
+    say_results(as_json, found.to_dict(), found.results, found.verdict, written, found.word)
+    stop_if(found.exceeds_claim)
+
+
+def _named(attacks: str) -> list[str]:
+    return [name.strip() for name in attacks.split(",") if name.strip()]
+
+
+def _audit_run(run: Path | None, options: AttackOptions, given: ForeignOptions, progress: Progress) -> Audit:
     from dataclasses import replace
 
-    from sordina.auditing.runs import audit_run, write_audit
-    from sordina.errors import InvalidInput
+    from sordina.auditing.runs import audit_run
 
-    if attacks == USUAL and model is not None:  # noise may not fit what a foreign model takes
-        attacks = "loss,population"
-    names = [name.strip() for name in attacks.split(",") if name.strip()]
-    if model is not None:
-        given = _Foreign(model, members, non_members, schema, claim, drawn, trust_pickle)
-        found = _audit_foreign(given, run, names, rows, shadows, shadow_folder, confidence, seed, as_json)
-        folder = None if out is None else write_audit(found, out)
-        say_results(as_json, found.to_dict(), found.results, found.verdict, folder, found.word)
-        stop_if(found.exceeds_claim)
-        return
     if run is None:
         raise InvalidInput("say what to attack: the folder of a run, or --model with --members and --non-members.")
-    if claim is not None or schema is not None or drawn != "own" or trust_pickle:
+    if stated(given, "claim", "schema", "drawn", "trust_pickle"):
         raise InvalidInput(
             "--claim, --membership, --schema and --trust-pickle go with --model: a run says itself what it claims and "
             "how its rows were drawn."
         )
-    with bar("shadow models", shown=not as_json) as tick:
-        found = audit_run(
-            run, names, rows=rows, shadows=shadows, shadow_folder=shadow_folder, confidence=confidence, seed=seed,
-            progress=tick, task=task,
-            members=members, non_members=non_members,
-        )  # fmt: skip
-    found = replace(found, proved=_proved(run))
-    folder = write_audit(found, out or run)
-    say_results(as_json, found.to_dict(), found.results, found.verdict, folder, found.word)
-    stop_if(found.exceeds_claim)
+    found = audit_run(
+        run, _named(options.attacks), rows=options.rows, shadows=options.shadows, shadow_folder=options.shadow_folder,
+        confidence=options.confidence, seed=options.seed, progress=progress, task=given.task, members=given.members,
+        non_members=given.non_members,
+    )  # fmt: skip
+    return replace(found, proved=_proved(run))
 
 
-class _Foreign(NamedTuple):
-    """What the options say of a model that was not trained here."""
-
-    model: str
-    members: Path | None
-    non_members: Path | None
-    schema: Path | None
-    claim: str | None
-    membership: str
-    trust_pickle: bool
-
-
-def _audit_foreign(
-    given: _Foreign,
-    run: Path | None,
-    names: list[str],
-    rows: int,
-    shadows: int,
-    shadow_folder: Path | None,
-    confidence: float,
-    seed: int | None,
-    as_json: bool,
-) -> Audit:
+def _audit_foreign(run: Path | None, options: AttackOptions, given: ForeignOptions, progress: Progress) -> Audit:
     from sordina.auditing.findings import claim_from
     from sordina.auditing.foreign import audit_foreign
-    from sordina.errors import InvalidInput
 
     if run is not None:
         raise InvalidInput("give the folder of a run or --model, not both.")
     if given.members is None or given.non_members is None or given.schema is None:
         raise InvalidInput("--model needs --members, --non-members and --schema.")
-    stated = None if given.claim is None else claim_from(given.claim)
-    with bar("shadow models", shown=not as_json) as tick:
-        return audit_foreign(
-            given.model, given.members, given.non_members, given.schema, names, claim=stated,
-            membership=given.membership, trust_pickle=given.trust_pickle, rows=rows, shadows=shadows,
-            shadow_folder=shadow_folder, confidence=confidence, seed=seed, progress=tick,
-        )  # fmt: skip
+    attacks = "loss,population" if options.attacks == USUAL else options.attacks  # noise may not fit what a model takes
+    return audit_foreign(
+        str(given.model), given.members, given.non_members, given.schema, _named(attacks),
+        claim=None if given.claim is None else claim_from(given.claim), membership=given.drawn,
+        trust_pickle=given.trust_pickle, rows=options.rows, shadows=options.shadows,
+        shadow_folder=options.shadow_folder, confidence=options.confidence, seed=options.seed, progress=progress,
+    )  # fmt: skip
 
 
 @app.command()

@@ -2,21 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordina.cli._options import booked_on
+from sordina.cli._options import booked_on, grouped, stated
 from sordina.cli.output import number, say, say_json
 from sordina.errors import InvalidInput
 from sordina.progress import Progress, StagedProgress, silent, silent_stages
 
 if TYPE_CHECKING:
-    from sordina.accounting.ledger import Ledger
     from sordina.estimators.table_run import TableRun
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """For a file of your own."""
+
+    schema: Annotated[Path | None, typer.Option(help="What is public about the file (sordina schema).")] = None
+    test_share: Annotated[float | None, typer.Option(help="Part of the rows (persons) kept for scoring.")] = None
+    encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8"
+    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ","
+
+
+@dataclass(frozen=True)
+class ScoredFileOptions(FileOptions):
+    """For a file of your own."""
+
+    test: Annotated[Path | None, typer.Option(help="Another file to score the model on.")] = None
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """For texts."""
+
+    task: Annotated[str | None, typer.Option(help="classification or causal-lm. For fashion-mnist: classes.")] = None
+    lora: Annotated[int | None, typer.Option(help="Train LoRA adapters of this rank only.")] = None
+    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut here.")] = 128
+
+
+@dataclass(frozen=True)
+class BookOptions:
+    """The ledger."""
+
+    ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None
+    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="For a table: auto, logistic, network, linear, svm, forest or boosted. For texts: the folder (or the "
+            "installed package) of a model of transformers. For a data set: a model by name."
+        ),
+    ] = None
+    epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0
+    delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5
+    activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that have the choice.")] = None
+    clipping: Annotated[
+        str | None,
+        typer.Option(
+            help="typical-norm (the default), online, fixed (the default on scattering features), quantile, automatic, "
+            "trailing or sector."
+        ),
+    ] = None
+    threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: 512).")
+    ] = None
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data; left out, chosen from public facts (texts: 10).")
+    ] = None
+    optimizer: Annotated[
+        str | None, typer.Option(help="For a data set: sgd, momentum, adam, adam-bc or adam-wosm.")
+    ] = None
+    averaging: Annotated[
+        str | None, typer.Option(help="For a data set: tail or ema (averages of the weights are kept), or none.")
+    ] = None
+    views: Annotated[int, typer.Option(help="For images by name: so many shifted views of each in a step.")] = 1
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None
+    sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None
+    microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None
+    seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None
+    rows: Annotated[
+        int | None, typer.Option(help="Train on this many rows, drawn at random; the others are left for an audit.")
+    ] = None
+    random_labels: Annotated[
+        float, typer.Option(help="Share of rows under a random label: canaries that an audit can look for.")
+    ] = 0.0
+    features: Annotated[str | None, typer.Option(help="For mnist, fashion-mnist: scattering (fixed wavelets).")] = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The run."""
+
+    plan: Annotated[bool, typer.Option("--plan", help="Say what the budget can buy, and spend nothing.")] = False
+    out: Annotated[Path | None, typer.Option(help="Folder for model, metrics and guarantee.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
 
 # `sordina train` and `sordina tune` on a table of the user's own: FILE --schema ...
@@ -32,87 +124,60 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(endings) or Path(name).is_file()
 
 
-def train_file(
+def _train_file(
     source: str,
-    schema: Path | None,
-    *,
-    epsilon: float,
-    delta: float,
-    model: str | None,
-    test: Path | None,
-    test_share: float | None,
-    out: Path | None,
-    resume: bool,
-    ledger: Ledger | None,
-    dataset_budget: str | None,
-    seed: int | None,
-    encoding: str,
-    separator: str,
-    refused: dict[str, bool],
-    as_json: bool,
+    training: TrainingOptions,
+    file: ScoredFileOptions,
+    texts: TextOptions,
+    book: BookOptions,
+    run: RunOptions,
 ) -> None:
-    """Train on the file ``source`` and say what came out; ``refused`` names options that do not go with tables."""
+    """Train on the file ``source`` and say what came out."""
     from sordina.estimators.table_run import train_table
     from sordina.privacy import Budget
 
-    stated = _schema(source, schema, "train", refused)
-    with _stages(shown=not as_json) as progress:
-        run = train_table(
-            source, stated, Budget(epsilon, delta), model=model or "auto", test=test, test_share=test_share, folder=out,
-            resume=resume, ledger=ledger, dataset_budget=dataset_budget, seed=seed, encoding=encoding,
-            separator=separator, progress=progress,
+    refused = stated(
+        training, "activation", "threshold", "learning_rate", "clipping", "sampling", "rows", "microbatch",
+        "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views",
+    )  # fmt: skip
+    schema = stated_schema(source, file.schema, "train", refused + stated(texts) + stated(run, "plan"))
+    with stages(shown=not run.as_json) as progress:
+        trained = train_table(
+            source, schema, Budget(training.epsilon, training.delta), model=training.model or "auto", test=file.test,
+            test_share=file.test_share, folder=run.out, resume=run.resume,
+            ledger=booked_on(book.ledger, book.dataset_budget), dataset_budget=book.dataset_budget, seed=training.seed,
+            encoding=file.encoding, separator=file.separator, progress=progress,
         )  # fmt: skip
-    _say(run, out, as_json=as_json)
+    say_table_run(trained, run.out, as_json=run.as_json)
 
 
-def tune_file(
-    source: str,
-    schema: Path | None,
-    *,
-    epsilons: list[float],
-    delta: float,
-    models: str | None,
-    hold_out: float,
-    test_share: float | None,
-    out: Path,
-    ledger: Ledger | None,
-    dataset_budget: str | None,
-    seed: int | None,
-    encoding: str,
-    separator: str,
-    refused: dict[str, bool],
-    as_json: bool,
-) -> None:
-    """Choose among kinds of model for the file ``source`` and say what came out."""
-    from sordina.estimators.table_search import tune_table
-    from sordina.privacy import Budget
+def stated_schema(source: str, schema: Path | None, command: str, refused: Sequence[str]) -> Path:
+    """The schema that a table needs.
 
-    stated = _schema(source, schema, "tune", refused)
-    if len(epsilons) != 1:
-        raise InvalidInput("a search over models of a table has one --epsilon.")
-    names = [] if models is None else [name.strip() for name in models.split(",") if name.strip()]
-    with _stages(shown=not as_json) as progress:
-        run = tune_table(
-            source, stated, Budget(epsilons[0], delta), models=names, hold_out=hold_out, test_share=test_share,
-            folder=out, ledger=ledger, dataset_budget=dataset_budget, seed=seed, encoding=encoding,
-            separator=separator, progress=progress,
-        )  # fmt: skip
-    _say(run, out, as_json=as_json)
-
-
-def _schema(source: str, schema: Path | None, command: str, refused: dict[str, bool]) -> Path:
+    Args:
+        source: The table's file.
+        schema: What ``--schema`` says.
+        command: Which command was given it.
+        refused: Options that were given and do not go with a table.
+    """
     if schema is None:
         raise InvalidInput(
             f"a table needs a schema that says what is public: draft one with `sordina schema {source} --target COLUMN "
             "--out schema.toml`, complete it, and pass --schema schema.toml."
         )
-    given = [name for name, is_given in refused.items() if is_given]
-    if given:
-        raise InvalidInput(f"{', '.join(given)} do not go with `sordina {command}` on a table.")
+    if refused:
+        raise InvalidInput(f"{', '.join(refused)} do not go with `sordina {command}` on a table.")
     return schema
 
 
-def _say(run: TableRun, out: Path | None, *, as_json: bool) -> None:
+def say_table_run(run: TableRun, out: Path | None, *, as_json: bool) -> None:
+    """Say what a run on a table came to.
+
+    Args:
+        run: What was trained.
+        out: The folder it is in.
+        as_json: Whether to print JSON and nothing else.
+    """
     facts: dict[str, Any] = {
         "model": run.name, "why": run.why, **run.scores, "epsilon": run.model.facts["epsilon"],
         "delta": run.model.facts["delta"], "unit": run.model.facts["unit"], "releasable": run.model.facts["releasable"],
@@ -128,7 +193,7 @@ def _say(run: TableRun, out: Path | None, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _stages(*, shown: bool) -> Iterator[StagedProgress]:
+def stages(*, shown: bool) -> Iterator[StagedProgress]:
     """What is being done, on standard error, while it is."""
     if not shown:
         yield silent_stages
@@ -167,115 +232,124 @@ def are_texts(dataset: str, model: str | None, task: str | None, lora: int | Non
     return task is not None or lora is not None or Path(model).is_dir() or dataset.lower().endswith(".txt")
 
 
-def train_on_texts(
+def _train_texts(
     source: str,
-    schema: Path | None,
-    model: str,
-    *,
-    task: str | None,
-    test: Path | None,
-    out: Path | None,
-    resume: bool,
-    ledger: Ledger | None,
-    dataset_budget: str | None,
-    refused: dict[str, bool],
-    as_json: bool,
-    **wanted: Any,
+    training: TrainingOptions,
+    file: ScoredFileOptions,
+    texts: TextOptions,
+    book: BookOptions,
+    run: RunOptions,
 ) -> None:
-    """Fine-tune ``model`` on the texts of ``source`` and say what came out."""
+    """Fine-tune a model on the texts of ``source`` and say what came out."""
     from sordina.integrations.text_run import CAUSAL, CLASSIFICATION, TextRecipe, train_texts
 
-    if given := [name for name, is_given in refused.items() if is_given]:
-        raise InvalidInput(f"{', '.join(given)} do not go with `sordina train` on texts.")
-    if out is None:
+    model = str(training.model)
+    ledger = booked_on(book.ledger, book.dataset_budget)
+    refused = stated(
+        training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views"
+    )
+    if refused := refused + stated(run, "plan"):
+        raise InvalidInput(f"{', '.join(refused)} do not go with `sordina train` on texts.")
+    if run.out is None:
         raise InvalidInput("a language model goes into a folder: say --out FOLDER.")
     recipe = TextRecipe(
-        source, model, None if schema is None else str(schema), task or (CAUSAL if schema is None else CLASSIFICATION),
-        test=None if test is None else str(test), **wanted,
+        source, model, None if file.schema is None else str(file.schema),
+        texts.task or (CAUSAL if file.schema is None else CLASSIFICATION),
+        test=None if file.test is None else str(file.test), lora=texts.lora, epsilon=training.epsilon,
+        delta=training.delta, epochs=training.epochs or 10.0, batch_size=training.batch_size or 512,
+        microbatch=training.microbatch, learning_rate=training.learning_rate, clipping=training.clipping or "typical-norm",
+        threshold=training.threshold, max_tokens=texts.max_tokens, test_share=file.test_share, seed=training.seed,
+        encoding=file.encoding, separator=file.separator,
     )  # fmt: skip
-    with _stages(shown=not as_json) as progress:
+    with stages(shown=not run.as_json) as progress:
         done = train_texts(
-            recipe, out, resume=resume, ledger=ledger, dataset_budget=dataset_budget, progress=progress
-        )  # fmt: skip
+            recipe, run.out, resume=run.resume, ledger=ledger, dataset_budget=book.dataset_budget, progress=progress
+        )
     claim = done.run.privacy()
     facts = {"model": model, "task": recipe.task, **done.scores}
     facts |= {name: claim[name] for name in ("epsilon", "delta", "unit", "noise_multiplier", "steps", "releasable")}
-    if as_json:
+    if run.as_json:
         say_json(facts | {"statement": claim["statement"]})
         return
     for name, value in facts.items():
         say(f"{name:>20}  {number(name, value) if isinstance(value, float) else value}")
     say(claim["statement"])
-    say(f"Saved in {out}, for transformers and peft. Next: sordina predict {out} NEW; sordina card {out}")
+    say(f"Saved in {run.out}, for transformers and peft. Next: sordina predict {run.out} NEW; sordina card {run.out}")
+
+
+# `sordina train` on a named data set.
+
+
+def _train_named(
+    dataset: str,
+    training: TrainingOptions,
+    file: ScoredFileOptions,
+    texts: TextOptions,
+    book: BookOptions,
+    run: RunOptions,
+) -> None:
+    """Train on the data set called ``dataset``, or only plan it, and say what came out."""
+    if stated(texts, "lora", "max_tokens") or (texts.task is not None and dataset != "fashion-mnist"):
+        raise InvalidInput("--task, --lora and --max-tokens go with a file of texts and --model FOLDER.")
+    if stated(file):
+        raise InvalidInput(
+            "--schema, --test, --test-share, --encoding and --separator go with a file of your own, not with a named "
+            "data set."
+        )
+    from sordina.training import recipe as recipes
+
+    model, features = training.model, training.features
+    if model == recipes.SCATTERING:
+        model, features = None, recipes.SCATTERING
+    recipe = recipes.TrainingRecipe(
+        dataset, model, training.activation, training.epsilon, training.delta, training.clipping, training.threshold,
+        training.batch_size, training.epochs, training.learning_rate, training.sampling, training.microbatch,
+        training.seed, training.rows, training.random_labels, texts.task, features, training.optimizer,
+        training.averaging, training.views,
+    )  # fmt: skip
+    if run.plan:
+        data = recipe.load()
+        report = recipe.trainer(data).plan_report(data.train)
+        if run.as_json:
+            say_json(report.to_dict())
+        else:
+            say(str(report))
+        return
+    done = recipes.train(
+        recipe,
+        run.out,
+        resume=run.resume,
+        ledger=booked_on(book.ledger, book.dataset_budget),
+        dataset_budget=book.dataset_budget,
+        progress=not run.as_json,
+    )
+    facts = recipes.summary(done)
+    if run.as_json:
+        say_json(facts)
+        return
+    if training.batch_size is None or training.epochs is None:
+        sampler = done.plan.sampler
+        say(f"Chosen from public facts: {done.plan.steps} steps of about {sampler.expected_batch_size:g} rows.")
+    for name, value in facts.items():
+        say(f"{name:>18}  {number(name, value) if isinstance(value, float) else value}")
+    say(done.statement())
+    if run.out is not None:
+        say(f"Saved in {run.out}.")
 
 
 # `sordina train`: a model on a table of your own or a named data set, under a budget.
 
 
+@grouped
 def train(
     dataset: Annotated[
         str, typer.Argument(help="A CSV, Parquet or text file, or digits, adult, mnist, fashion-mnist, ag-news.")
     ],
-    schema: Annotated[Path | None, typer.Option(help="For a file: what is public about it (sordina schema).")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="For a table: auto, logistic, network, linear, svm, forest or boosted. For texts: the folder (or the "
-            "installed package) of a model of transformers. For a data set: a model by name."
-        ),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="For texts: classification or causal-lm. For fashion-mnist: classes.")
-    ] = None,
-    lora: Annotated[int | None, typer.Option(help="For texts: train LoRA adapters of this rank only.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="For texts: longer ones are cut here.")] = 128,
-    test: Annotated[Path | None, typer.Option(help="For a file: another one to score the model on.")] = None,
-    test_share: Annotated[
-        float | None, typer.Option(help="For a file: part of the rows (persons) kept for scoring.")
-    ] = None,
-    encoding: Annotated[str, typer.Option(help="For a file: how a CSV file is written.")] = "utf-8",
-    separator: Annotated[str, typer.Option(help="For a file: between the fields of a CSV file.")] = ",",
-    activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that have the choice.")] = None,
-    epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0,
-    delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
-    clipping: Annotated[
-        str | None,
-        typer.Option(
-            help="typical-norm (the default), online, fixed (the default on scattering features), quantile, automatic, "
-            "trailing or sector."
-        ),
-    ] = None,
-    threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: 512).")
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the data; left out, chosen from public facts (texts: 10).")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="For a data set: sgd, momentum, adam, adam-bc or adam-wosm.")
-    ] = None,
-    averaging: Annotated[
-        str | None, typer.Option(help="For a data set: tail or ema (averages of the weights are kept), or none.")
-    ] = None,
-    views: Annotated[int, typer.Option(help="For images by name: so many shifted views of each in a step.")] = 1,
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None,
-    sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None,
-    microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="Train on this many rows, drawn at random; the others are left for an audit.")
-    ] = None,
-    random_labels: Annotated[
-        float, typer.Option(help="Share of rows under a random label: canaries that an audit can look for.")
-    ] = 0.0,
-    features: Annotated[str | None, typer.Option(help="For mnist, fashion-mnist: scattering (fixed wavelets).")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what the budget can buy, and spend nothing.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for model, metrics and guarantee.")] = None,
-    ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
-    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    training: TrainingOptions,
+    file: ScoredFileOptions,
+    texts: TextOptions,
+    book: BookOptions,
+    run: RunOptions,
 ) -> None:
     """Train a model on a data set, or on a table of your own, under a privacy budget.
 
@@ -285,77 +359,9 @@ def train(
 
     Example: `sordina train digits --epsilon 3 --delta 1e-5 --epochs 20 --batch-size 128 --out runs/digits`
     """
-    only_named = {"--optimizer": optimizer is not None, "--averaging": averaging is not None, "--views": views != 1}
-    if is_table(dataset) and are_texts(dataset, model, task, lora) and model is not None:
-        train_on_texts(
-            dataset, schema, model, task=task, test=test, out=out, resume=resume,
-            ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, as_json=as_json, lora=lora,
-            epsilon=epsilon, delta=delta, epochs=epochs or 10.0, batch_size=batch_size or 512, microbatch=microbatch,
-            learning_rate=learning_rate, clipping=clipping or "typical-norm", threshold=threshold,
-            max_tokens=max_tokens, test_share=test_share, seed=seed, encoding=encoding, separator=separator,
-            refused={
-                "--activation": activation is not None, "--sampling": sampling is not None, "--rows": rows is not None,
-                "--random-labels": random_labels != 0, "--features": features is not None, "--plan": plan,
-                **only_named,
-            },
-        )  # fmt: skip
-        return
-    if is_table(dataset):
-        train_file(
-            dataset, schema, epsilon=epsilon, delta=delta, model=model, test=test, test_share=test_share, out=out,
-            resume=resume, ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, seed=seed,
-            encoding=encoding, separator=separator, as_json=as_json,
-            refused={
-                "--activation": activation is not None, "--threshold": threshold is not None,
-                "--learning-rate": learning_rate is not None, "--clipping": clipping is not None,
-                "--sampling": sampling is not None, "--rows": rows is not None,
-                "--microbatch": microbatch is not None, "--random-labels": random_labels != 0,
-                "--batch-size": batch_size is not None, "--epochs": epochs is not None, "--task": task is not None,
-                "--max-tokens": max_tokens != 128, "--features": features is not None, "--plan": plan, **only_named,
-            },
-        )  # fmt: skip
-        return
-    if lora is not None or max_tokens != 128 or (task is not None and dataset != "fashion-mnist"):
-        raise InvalidInput("--task, --lora and --max-tokens go with a file of texts and --model FOLDER.")
-    if schema is not None or test is not None or test_share is not None or (encoding, separator) != ("utf-8", ","):
-        raise InvalidInput(
-            "--schema, --test, --test-share, --encoding and --separator go with a file of your own, not with a named "
-            "data set."
-        )
-    from sordina.training import recipe as recipes
-
-    if model == recipes.SCATTERING:
-        model, features = None, recipes.SCATTERING
-    recipe = recipes.TrainingRecipe(
-        dataset, model, activation, epsilon, delta, clipping, threshold,
-        batch_size, epochs, learning_rate, sampling, microbatch, seed, rows, random_labels, task, features, optimizer,
-        averaging, views,
-    )  # fmt: skip
-    if plan:
-        data = recipe.load()
-        report = recipe.trainer(data).plan_report(data.train)
-        if as_json:
-            say_json(report.to_dict())
-        else:
-            say(str(report))
-        return
-    run = recipes.train(
-        recipe,
-        out,
-        resume=resume,
-        ledger=booked_on(ledger, dataset_budget),
-        dataset_budget=dataset_budget,
-        progress=not as_json,
-    )
-    facts = recipes.summary(run)
-    if as_json:
-        say_json(facts)
-        return
-    if batch_size is None or epochs is None:
-        sampler = run.plan.sampler
-        say(f"Chosen from public facts: {run.plan.steps} steps of about {sampler.expected_batch_size:g} rows.")
-    for name, value in facts.items():
-        say(f"{name:>18}  {number(name, value) if isinstance(value, float) else value}")
-    say(run.statement())
-    if out is not None:
-        say(f"Saved in {out}.")
+    if not is_table(dataset):
+        _train_named(dataset, training, file, texts, book, run)
+    elif are_texts(dataset, training.model, texts.task, texts.lora):
+        _train_texts(dataset, training, file, texts, book, run)
+    else:
+        _train_file(dataset, training, file, texts, book, run)

@@ -2,62 +2,81 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordina.cli._options import booked_on
+from sordina.cli._options import booked_on, grouped, stated
 from sordina.cli.output import say, say_json, say_table
-from sordina.cli.train import is_table, tune_file
+from sordina.cli.train import BookOptions, FileOptions, is_table, say_table_run, stages, stated_schema
 from sordina.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sordina.tuning.comparison import SearchComparison
 
 
-def tune(
-    dataset: Annotated[
-        str, typer.Argument(help="A CSV or Parquet file, or digits, adult, mnist, fashion-mnist or ag-news.")
-    ],
-    schema: Annotated[Path | None, typer.Option(help="For a file: what is public about it (sordina schema).")] = None,
+@dataclass(frozen=True)
+class SearchOptions:
+    """The search."""
+
     strategy: Annotated[
         list[str],
         typer.Option(
             help="online, fixed-threshold, fixed-quantile, adam-wosm, online-as-in-thesis, automatic; repeat."
         ),
-    ] = ["online"],  # noqa: B006 - Typer's way to say a default list
-    epsilon: Annotated[list[float], typer.Option(help="Budget of each whole search; repeat to compare.")] = [3.0],  # noqa: B006
-    delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5,
-    granularity: Annotated[int, typer.Option(help="Values per range of the grid, k of the thesis.")] = 5,
-    runs: Annotated[int | None, typer.Option(help="Random search with this many runs instead of the grid.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per configuration; each is paid for.")] = 1,
-    selection: Annotated[str, typer.Option(help="private, public or thesis-test-set.")] = "private",
-    method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None,
-    hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1,
+    ] = field(default_factory=lambda: ["online"])
+    epsilon: Annotated[list[float], typer.Option(help="Budget of each whole search; repeat to compare.")] = field(
+        default_factory=lambda: [3.0]
+    )
+    delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5
+    granularity: Annotated[int, typer.Option(help="Values per range of the grid, k of the thesis.")] = 5
+    runs: Annotated[int | None, typer.Option(help="Random search with this many runs instead of the grid.")] = None
+    seeds: Annotated[int, typer.Option(help="Runs per configuration; each is paid for.")] = 1
+    selection: Annotated[str, typer.Option(help="private, public or thesis-test-set.")] = "private"
+    method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None
+    hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1
+    validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None
+    patience: Annotated[int | None, typer.Option(help="End runs after so many validations without gain.")] = None
+    workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None
+
+
+@dataclass(frozen=True)
+class TunedOptions:
+    """What is trained."""
+
     model: Annotated[
         str | None,
         typer.Option(
             help="Model by name; the data set's own if left out. For a file: kinds to choose among: logistic,boosted."
         ),
-    ] = None,
-    test_share: Annotated[
-        float | None, typer.Option(help="For a file: part of the rows (persons) kept for scoring.")
-    ] = None,
-    encoding: Annotated[str, typer.Option(help="For a file: how a CSV file is written.")] = "utf-8",
-    separator: Annotated[str, typer.Option(help="For a file: between the fields of a CSV file.")] = ",",
-    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512,
-    epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0,
-    rows: Annotated[int | None, typer.Option(help="Train on this many first rows only, to try things out.")] = None,
-    validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None,
-    patience: Annotated[int | None, typer.Option(help="End runs after so many validations without gain.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeatable noise; the model must not be released.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for models, results and the plot.")] = Path("runs/tune"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the searches in --out.")] = False,
-    ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
-    dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    ] = None
+    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512
+    epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0
+    rows: Annotated[int | None, typer.Option(help="Train on this many first rows only, to try things out.")] = None
+    seed: Annotated[int | None, typer.Option(help="Repeatable noise; the model must not be released.")] = None
+
+
+@dataclass(frozen=True)
+class SearchRunOptions:
+    """The run."""
+
+    out: Annotated[Path, typer.Option(help="Folder for models, results and the plot.")] = Path("runs/tune")
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the searches in --out.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+
+@grouped
+def tune(
+    dataset: Annotated[
+        str, typer.Argument(help="A CSV or Parquet file, or digits, adult, mnist, fashion-mnist or ag-news.")
+    ],
+    search: SearchOptions,
+    tuned: TunedOptions,
+    file: FileOptions,
+    book: BookOptions,
+    run: SearchRunOptions,
 ) -> None:
     """Search for good settings; epsilon is spent by the whole search, the choice of the best included.
 
@@ -66,42 +85,59 @@ def tune(
     Example: `sordina tune digits --strategy online --granularity 5 --epsilon 3 --batch-size 128 --out runs/tune`
     """
     if is_table(dataset):
-        tune_file(
-            dataset, schema, epsilons=epsilon, delta=delta, models=model, hold_out=hold_out, test_share=test_share,
-            out=out, ledger=booked_on(ledger, dataset_budget), dataset_budget=dataset_budget, seed=seed,
-            encoding=encoding, separator=separator, as_json=as_json,
-            refused={
-                "--strategy": strategy != ["online"], "--granularity": granularity != 5, "--runs": runs is not None,
-                "--seeds": seeds != 1, "--selection": selection != "private", "--method": method is not None,
-                "--batch-size": batch_size != 512, "--epochs": epochs != 10, "--rows": rows is not None,
-                "--validate-every": validate_every is not None, "--patience": patience is not None,
-                "--workers": workers is not None, "--resume": resume,
-            },
-        )  # fmt: skip
+        _tune_file(dataset, search, tuned, file, book, run)
         return
-    if schema is not None or test_share is not None or (encoding, separator) != ("utf-8", ","):
+    if stated(file):
         raise InvalidInput("--schema, --test-share, --encoding and --separator go with a file of your own.")
     from sordina.tuning.comparison import ComparisonPlan, NamedTask, compare, live_table
     from sordina.tuning.parallel_runs import cores
     from sordina.tuning.selection import Selection
 
-    chosen = Selection(selection)
+    chosen = Selection(search.selection)
     task = NamedTask(
-        dataset, model, batch_size, epochs, 0.0 if chosen.exact else hold_out, 0 if seed is None else seed, rows
-    )
+        dataset, tuned.model, tuned.batch_size, tuned.epochs, 0.0 if chosen.exact else search.hold_out,
+        0 if tuned.seed is None else tuned.seed, tuned.rows,
+    )  # fmt: skip
     plan = ComparisonPlan(
-        task, strategy or ["online"], epsilon or [3.0], delta, granularity, runs, selection=chosen, method=method,
-        seeds=seeds, seed=seed, validate_every=validate_every, patience=patience,
-        workers=cores() if workers is None else workers,
+        task, search.strategy or ["online"], search.epsilon or [3.0], search.delta, search.granularity, search.runs,
+        selection=chosen, method=search.method, seeds=search.seeds, seed=tuned.seed,
+        validate_every=search.validate_every, patience=search.patience,
+        workers=cores() if search.workers is None else search.workers,
     )  # fmt: skip
     found = compare(
-        plan, out, resume=resume, ledger=booked_on(ledger, dataset_budget),
-        dataset_budget=dataset_budget, watch=None if as_json else live_table,
+        plan, run.out, resume=run.resume, ledger=booked_on(book.ledger, book.dataset_budget),
+        dataset_budget=book.dataset_budget, watch=None if run.as_json else live_table,
     )  # fmt: skip
-    if as_json:
+    if run.as_json:
         say_json(found.facts())
     else:
-        _show(found, out)
+        _show(found, run.out)
+
+
+def _tune_file(
+    source: str, search: SearchOptions, tuned: TunedOptions, file: FileOptions, book: BookOptions, run: SearchRunOptions
+) -> None:
+    """Choose among kinds of model for the file ``source`` and say what came out."""
+    from sordina.estimators.table_search import tune_table
+    from sordina.privacy import Budget
+
+    refused = stated(
+        search, "strategy", "granularity", "runs", "seeds", "selection", "method", "validate_every", "patience",
+        "workers",
+    )  # fmt: skip
+    refused += stated(tuned, "batch_size", "epochs", "rows") + stated(run, "resume")
+    schema = stated_schema(source, file.schema, "tune", refused)
+    if len(search.epsilon) != 1:
+        raise InvalidInput("a search over models of a table has one --epsilon.")
+    names = [] if tuned.model is None else [name.strip() for name in tuned.model.split(",") if name.strip()]
+    with stages(shown=not run.as_json) as progress:
+        found = tune_table(
+            source, schema, Budget(search.epsilon[0], search.delta), models=names, hold_out=search.hold_out,
+            test_share=file.test_share, folder=run.out, ledger=booked_on(book.ledger, book.dataset_budget),
+            dataset_budget=book.dataset_budget, seed=tuned.seed, encoding=file.encoding, separator=file.separator,
+            progress=progress,
+        )  # fmt: skip
+    say_table_run(found, run.out, as_json=run.as_json)
 
 
 def _show(found: SearchComparison, out: Path) -> None:
