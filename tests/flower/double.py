@@ -93,6 +93,56 @@ def fleet(side, population, folder, *, limit=None, policy=None, seed=None, run=7
     return engine
 
 
+# Protocols of several steps in one round: clients with five rows each, all of them in every round.
+
+
+def parts_of(placement, clients, width):
+    """A linear model trained by all clients under ``placement``: method, population, first models."""
+    import torch
+    from torch import nn
+
+    from sordina.federated import losses
+    from sordina.federated.algorithms.algorithm import LocalSteps
+    from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
+    from sordina.federated.objective import of_module
+    from sordina.federated.population import ClientsInTurn, Population
+    from sordina.federated.round import FederatedMethod
+
+    rng = np.random.default_rng(0)
+    shards = [
+        (torch.from_numpy(rng.normal(size=(5, width))), torch.from_numpy(rng.normal(size=5))) for _ in range(clients)
+    ]
+    objective = of_module(nn.Linear(width, 1).double(), losses.named("mse"))
+    work = LocalTraining(objective, LocalSteps(0.05, 3))
+    method = FederatedMethod(AddMean(1.0), work, placement, ClientsInTurn(clients))
+    return method, Population.of(shards), torch.zeros(1, objective.size, dtype=torch.float64)
+
+
+def engine_of(method, population, folder, **options):
+    """An engine for what `parts_of` gave."""
+    from sordina.federated.engines.in_process import ClientSide
+
+    return fleet(ClientSide(method.work, method.placement), population, folder, **options)
+
+
+def go(method, engine, models, clients, rounds):
+    """Run it."""
+    from sordina.federated.round import federate
+
+    return federate(method, engine, models, clients=clients, rounds=rounds, rng=np.random.default_rng(1))
+
+
+def silent_in(step, steps, nodes=(101, 104)):
+    """A ``tamper`` that loses what some nodes answer in one of a round's steps."""
+    calls = {}
+
+    def lose(node, reply):
+        calls[node] = calls.get(node, -1) + 1
+        return None if node in nodes and steps[calls[node] % len(steps)] == step else reply
+
+    return lose
+
+
 def array(value):
     """An array as a client of ours writes it."""
     return Array(*encode(np.asarray(value)))
@@ -103,7 +153,19 @@ def arrays(record):
     return {key: decode(one.dtype, one.shape, one.stype, one.data) for key, one in record.items()}
 
 
-__all__ = ["DoubleGrid", "Flower", "Message", "array", "arrays", "crossed", "fleet"]
+__all__ = [
+    "DoubleGrid",
+    "Flower",
+    "Message",
+    "array",
+    "arrays",
+    "crossed",
+    "engine_of",
+    "fleet",
+    "go",
+    "parts_of",
+    "silent_in",
+]
 
 
 def instruction_for(method, engine, client=0, number=0):

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,12 @@ import torch
 pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
 
 from flwr.app import ConfigRecord, RecordDict
-from torch import nn
 
 from sordina.errors import BudgetRefused, InvalidInput
-from sordina.federated import losses
-from sordina.federated.algorithms.algorithm import LocalSteps
-from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.decentralized.gopa import GopaNoise
-from sordina.federated.engines.in_process import ClientSide, InProcess
+from sordina.federated.engines.in_process import InProcess
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.client_policy import ClientPolicy
-from sordina.federated.objective import of_module
-from sordina.federated.population import ClientsInTurn, Population
-from sordina.federated.round import FederatedMethod, federate
 from sordina.privacy import Budget
 
 _spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
@@ -37,27 +31,15 @@ STEPS = ("key", "tags", "message")
 
 
 def parts(width=4, epsilon=1e6):
-    rng = np.random.default_rng(0)
-    shards = [
-        (torch.from_numpy(rng.normal(size=(5, width))), torch.from_numpy(rng.normal(size=5))) for _ in range(CLIENTS)
-    ]
-    objective = of_module(nn.Linear(width, 1).double(), losses.named("mse"))
     placement = GopaNoise.within(
         Budget(epsilon, 1e-3), CLIENTS, ROUNDS, honest_share=0.75, neighbours=6, dropout=GONE / CLIENTS,
         rng=np.random.default_rng(1),
     )  # fmt: skip
-    work = LocalTraining(objective, LocalSteps(0.05, 3))
-    method = FederatedMethod(AddMean(1.0), work, placement, ClientsInTurn(CLIENTS))
-    return method, Population.of(shards), torch.zeros(1, objective.size, dtype=torch.float64)
+    return double.parts_of(placement, CLIENTS, width)
 
 
-def engine_of(method, population, folder, **options):
-    side = ClientSide(method.work, method.placement)
-    return double.fleet(side, population, folder, limit=Fraction(ROUNDS), **options)
-
-
-def go(method, engine, models, rounds=ROUNDS):
-    return federate(method, engine, models, clients=CLIENTS, rounds=rounds, rng=np.random.default_rng(1))
+engine_of = partial(double.engine_of, limit=Fraction(ROUNDS))
+go = partial(double.go, clients=CLIENTS, rounds=ROUNDS)
 
 
 def test_on_flower_as_in_process_up_to_the_noise(tmp_path):
@@ -103,13 +85,7 @@ def test_no_message_is_readable_and_nothing_else_crosses(tmp_path):
 def test_clients_drop_out_at_every_step(tmp_path, step):
     """Before messages are made the round goes on without them; after that it ends, and nothing was revealed."""
     method, population, models = parts()
-    calls = {}
-
-    def lose(node, reply):
-        calls[node] = calls.get(node, -1) + 1
-        return None if node in (101, 104) and STEPS[calls[node] % 3] == step else reply
-
-    engine = engine_of(method, population, tmp_path, tamper=lose, deadline=0.4)
+    engine = engine_of(method, population, tmp_path, tamper=double.silent_in(step, STEPS), deadline=0.4)
     result = go(method, engine, models, rounds=1)
     assert result.history[0].answered == (0 if step == "message" else CLIENTS - GONE)
     assert (result.models.norm() > 0.03) == (step != "message")

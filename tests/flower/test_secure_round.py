@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,12 @@ import torch
 pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 'sordina[federated]'")
 
 from scipy.stats import chisquare
-from torch import nn
 
 from sordina.errors import Unsupported
-from sordina.federated import losses
-from sordina.federated.algorithms.algorithm import LocalSteps
-from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.engines.in_process import InProcess
 from sordina.federated.flower.client_policy import ClientPolicy
-from sordina.federated.objective import of_module
-from sordina.federated.population import ClientsInTurn, Population
 from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.recipe import FederatedRecipe, run
-from sordina.federated.round import FederatedMethod, federate
 from sordina.privacy import Budget
 
 _spec = importlib.util.spec_from_file_location("double", Path(__file__).with_name("double.py"))
@@ -34,30 +28,16 @@ sys.modules["double"] = double
 _spec.loader.exec_module(double)
 
 CLIENTS, ROUNDS = 8, 2
+STEPS = ("keys", "digest", "masked", "shares")
 
 
 def parts(width=4, epsilon=1e6):
-    rng = np.random.default_rng(0)
-    shards = [
-        (torch.from_numpy(rng.normal(size=(5, width))), torch.from_numpy(rng.normal(size=5))) for _ in range(CLIENTS)
-    ]
-    population = Population.of(shards)
-    objective = of_module(nn.Linear(width, 1).double(), losses.named("mse"))
     placement = Distributed.within(Budget(epsilon, 1e-3), CLIENTS, ROUNDS, honest_share=0.75, dropout=0.25)
-    work = LocalTraining(objective, LocalSteps(0.05, 3))
-    method = FederatedMethod(AddMean(1.0), work, placement, ClientsInTurn(CLIENTS))
-    return method, population, torch.zeros(1, objective.size, dtype=torch.float64)
+    return double.parts_of(placement, CLIENTS, width)
 
 
-def engine_of(method, population, folder, **options):
-    from sordina.federated.engines.in_process import ClientSide
-
-    side = ClientSide(method.work, method.placement)
-    return double.fleet(side, population, folder, limit=Fraction(ROUNDS), **options)
-
-
-def go(method, engine, models, rounds=ROUNDS):
-    return federate(method, engine, models, clients=CLIENTS, rounds=rounds, rng=np.random.default_rng(1))
+engine_of = partial(double.engine_of, limit=Fraction(ROUNDS))
+go = partial(double.go, clients=CLIENTS, rounds=ROUNDS)
 
 
 def test_on_flower_as_in_process_up_to_the_noise(tmp_path):
@@ -87,17 +67,10 @@ def test_the_server_sees_uniform_words_and_no_count(tmp_path):
     assert not any("letter" in content or "vectors" in content for content in replies)
 
 
-@pytest.mark.parametrize("step", ["keys", "digest", "masked", "shares"])
+@pytest.mark.parametrize("step", STEPS)
 def test_clients_drop_out_at_every_step(tmp_path, step):
     method, population, models = parts()
-    order = ["keys", "digest", "masked", "shares"]
-    calls = {}
-
-    def lose(node, reply):
-        calls[node] = calls.get(node, -1) + 1
-        return None if node in (101, 104) and order[calls[node] % 4] == step else reply
-
-    engine = engine_of(method, population, tmp_path, tamper=lose, deadline=0.5)
+    engine = engine_of(method, population, tmp_path, tamper=double.silent_in(step, STEPS), deadline=0.5)
     result = go(method, engine, models, rounds=1)
     assert result.history[0].answered == (CLIENTS if step == "shares" else CLIENTS - 2)
     assert result.models.norm() > 0.03

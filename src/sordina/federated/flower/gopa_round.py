@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord as Config
 from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
@@ -41,8 +40,8 @@ from sordina.federated.decentralized.secure_aggregation import Aborted
 from sordina.federated.engines.in_process import RoundRequest
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.records import (
-    MOST_NUMBERS,
     StepExchange,
+    asked_for,
     exact_bytes,
     instruct,
     lists,
@@ -107,18 +106,13 @@ def continued(message: Message, context: Context) -> RecordDict:
         context: Flower's, with what was remembered.
     """
     asked = message.content.config_records[RECORD]
-    client, step = int(asked["client"]), str(asked["step"])
+    client, step, numbers = asked_for(asked, _STEPS, "GOPA")
     party, home = _recall(context, client)
-    if step not in _STEPS:
-        raise InvalidInput("an unknown step of GOPA.")
     home.advance(context.run_id, party.terms.number, _STEPS[step])
     if step == "agree":
         tags = party.agree(mapping(asked))
         _remember(context, client, party, home.folder)
         return RecordDict({RECORD: Config(lists(tags))})
-    numbers = list(asked["numbers"])
-    if len(numbers) > MOST_NUMBERS:
-        raise InvalidInput("a step of GOPA that is none.")
     party.settle(numbers)
     words, _ = party.send()
     del context.state.config_records[f"{_STATE}-{client}"]
@@ -188,12 +182,7 @@ class GopaRound:
             total = self._sum()
         except Aborted as error:
             LOG.warning("round %d: %s", self.call.order.round + 1, error)
-        known = sum(self.steps.aside.values(), ClientUpdate())
-        sent = {self.order[place] for place in self.board.messages}
-        silent = len(set(self.order) - sent - set(self.steps.aside))
-        if total is None:
-            return known + ClientUpdate(dropped=silent)
-        return known + ClientUpdate((torch.from_numpy(total),), answered=len(sent), dropped=silent)
+        return self.steps.concluded(self.order, {self.order[place] for place in self.board.messages}, total)
 
     def _sum(self) -> NDArray[np.int64]:
         order = self.order

@@ -11,10 +11,12 @@ answered (`ClientFolder.advance`), so that no step is taken twice, whatever come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
@@ -162,6 +164,34 @@ class StepExchange:
         if not (word.withheld or word.rejected):
             raise InvalidInput("malformed: no keys")
         self.aside[client] = ClientUpdate(withheld=word.withheld, rejected=word.rejected)
+
+    def concluded(self, clients: Iterable[int], sent: Set[int], total: NDArray[np.int64] | None) -> ClientUpdate:
+        """What came of the round: the sum, or no numbers, beside who is not in it.
+
+        Args:
+            clients: Who was asked.
+            sent: Whose numbers arrived.
+            total: Their sum; None where too few remained.
+        """
+        known = sum(self.aside.values(), ClientUpdate())
+        silent = len(set(clients) - sent - set(self.aside))
+        if total is None:
+            return known + ClientUpdate(dropped=silent)
+        return known + ClientUpdate((torch.from_numpy(total),), answered=len(sent), dropped=silent)
+
+
+def asked_for(record: Any, steps: Mapping[str, int], protocol: str) -> tuple[int, str, list[int]]:
+    """What a step after the first asks for: which client, which step, and the numbers it speaks of.
+
+    Args:
+        record: The server's.
+        steps: The steps that a protocol has.
+        protocol: Its name, for the refusal of others.
+    """
+    step, numbers = str(record["step"]), list(record["numbers"])
+    if step not in steps or len(numbers) > MOST_NUMBERS:
+        raise InvalidInput(f"a step of {protocol} that is none.")
+    return int(record["client"]), step, numbers
 
 
 def content_bytes(content: RecordDict) -> int:

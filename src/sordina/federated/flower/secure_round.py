@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord as Config
 from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from sordina.errors import InvalidInput
 from sordina.federated.decentralized.graphs import AggregationGraph
 from sordina.federated.decentralized.secure_aggregation import (
     Aborted,
@@ -31,8 +29,8 @@ from sordina.federated.decentralized.secure_aggregation import (
 from sordina.federated.engines.in_process import RoundRequest
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.records import (
-    MOST_NUMBERS,
     StepExchange,
+    asked_for,
     exact_bytes,
     instruct,
     lists,
@@ -111,10 +109,8 @@ def continued(message: Message, context: Context) -> RecordDict:
         context: Flower's, with what was remembered.
     """
     asked = message.content.config_records[_RECORD]
-    client, kept = _recall(context, int(asked["client"]))
-    step, numbers = str(asked["step"]), list(asked["numbers"])
-    if step not in _STEPS or len(numbers) > MOST_NUMBERS:
-        raise InvalidInput("a step of secure aggregation that is none.")
+    number, step, numbers = asked_for(asked, _STEPS, "secure aggregation")
+    client, kept = _recall(context, number)
     ClientFolder(kept.home).advance(context.run_id, kept.round, _STEPS[step])
     if step == "share":
         digest, letters = client.share(mapping(asked))
@@ -196,12 +192,7 @@ class SecureRound:
             LOG.warning("round %d: %s", self.call.order.round + 1, error)
         for one, reason in server.named().items():
             self.steps.refuse(one, reason)
-        known = sum(self.steps.aside.values(), ClientUpdate())
-        silent = len(set(server.order) - server.remaining - set(self.steps.aside))
-        if total is None:
-            return known + ClientUpdate(dropped=silent)
-        signed = total.astype(np.int64) if total.dtype.itemsize == 4 else total.view(np.int64)
-        return known + ClientUpdate((torch.from_numpy(signed.copy()),), answered=len(server.remaining), dropped=silent)
+        return self.steps.concluded(server.order, server.remaining, None if total is None else _signed(total))
 
     def _query(self, client: int, step: str, told: Mapping[int, bytes]) -> RecordDict:
         count = len(self.server.remaining)
@@ -227,3 +218,8 @@ class SecureRound:
 
     def _shares(self, client: int, content: RecordDict) -> None:
         self.server.unmasked(client, mapping(content.config_records[_RECORD]))
+
+
+def _signed(total: NDArray[Any]) -> NDArray[np.int64]:
+    """Numbers modulo 2^32 or 2^64 as signed ones of their own memory."""
+    return total.astype(np.int64) if total.dtype.itemsize == 4 else total.view(np.int64).copy()
