@@ -257,8 +257,9 @@ def _train_texts(
         texts.task or (CAUSAL if file.schema is None else CLASSIFICATION),
         test=None if file.test is None else str(file.test), lora=texts.lora, epsilon=training.epsilon,
         delta=training.delta, epochs=training.epochs or 10.0, batch_size=training.batch_size or 512,
-        microbatch=training.microbatch, learning_rate=training.learning_rate, clipping=training.clipping or "typical-norm",
-        threshold=training.threshold, max_tokens=texts.max_tokens, test_share=file.test_share, seed=training.seed,
+        microbatch=training.microbatch, learning_rate=training.learning_rate,
+        clipping=training.clipping or "typical-norm", threshold=training.threshold,
+        max_tokens=texts.max_tokens, test_share=file.test_share, seed=training.seed,
         encoding=file.encoding, separator=file.separator,
     )  # fmt: skip
     with stages(shown=not run.as_json) as progress:
