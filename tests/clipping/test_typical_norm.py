@@ -42,7 +42,7 @@ def test_the_scale_is_found_from_far_away(scale):
     norms = scale * torch.exp(0.4 * torch.randn(BATCH, generator=torch.Generator().manual_seed(0)))
     last = search(TypicalNorm(), norms, nu=2.0, steps=10)[-1]
     assert last.found
-    assert TypicalNorm().current_threshold(last) == pytest.approx(1.5 * scale, rel=0.4)
+    assert TypicalNorm().current_threshold(last) == pytest.approx(scale, rel=0.4)
 
 
 def test_an_ordinary_scale_is_found_in_few_steps_and_then_kept():
@@ -65,7 +65,15 @@ def test_samples_without_a_gradient_or_without_a_number_are_borne():
     policy = TypicalNorm()
     queries = policy.ask(Scalars(torch.tensor([0.0, math.inf, math.nan, 2.0])), policy.init(3))
     assert queries[1].value.tolist()[1:3] == [0, 0]
-    assert queries[1].value[0] == -policy.init(3).width
+    assert queries[1].value[0] == -policy.init(3).below
+
+
+def test_where_half_of_the_gradients_vanish_the_other_half_is_typical():
+    """Inputs so large that a first guess is certain: it had found a threshold four hundred times too low."""
+    norms = torch.cat([torch.full((BATCH // 2,), 300.0), torch.full((BATCH // 2,), 1e-12)])
+    last = search(TypicalNorm(), norms, nu=1.0, steps=10)[-1]
+    assert last.found
+    assert 15 < TypicalNorm().current_threshold(last) < 400
 
 
 def test_a_policy_whose_split_becomes_too_cheap_is_refused_before_it_adds_noise():

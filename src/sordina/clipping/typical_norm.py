@@ -1,4 +1,4 @@
-"""The default: a threshold at a multiple of the typical norm of the first gradients, found once and then left alone.
+"""The default: a threshold at the typical norm of the first gradients, found once and then left alone.
 
 Why it is found: what a good threshold is depends on the scale of the inputs and of the model, which nobody knows
 beforehand. Why it is found *first*: before a model has learnt anything all gradients are about equally long, those of
@@ -8,12 +8,15 @@ else. Below a threshold that stays, a learnt sample counts for as little as it s
 
 How: the typical norm is the geometric mean. A step releases, beside the gradient, the mean over the batch of
 
-    clamp(log |g_i| - m, -w, w)        with |.| <= w, the bound of the query,
+    clamp(log |g_i| - m, -w / 3, w)    with |.| <= w, the bound of the query,
 
 where m is the estimate so far. The noise on it is known, so the estimate is updated as a Kalman filter would:
 with prior variance P and noise variance R, ``m += P / (P + R) * answer``, ``P <- P R / (P + R)``; w is three standard
-deviations. The gradient and this number share the precision of such a step (Prop. 1 of 000, as all side queries). Once
-the standard deviation is below `precise`, usually after one to three steps, nothing is asked beside the gradient.
+deviations. An answer that moves the estimate far is not the last: the doubt stays, and the next step asks again. Norms
+far below the estimate count for less than those above it: where a model's first outputs are so large that half of its
+guesses are certain and right, half of the gradients vanish, and what is typical is the other half. The gradient and
+this number share the precision of such a step (Prop. 1 of 000, as all side queries). Once the standard deviation is
+below `precise`, usually after one to three steps, nothing is asked beside the gradient.
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ from sordina.queries import Query, Released, ScalarQuery, Scalars, VectorQuery
 _WIDTH = 3.0
 """Norms count as far as this many standard deviations of the estimate."""
 _LEAST_WIDTH = 1.0
+_BELOW = 1 / 3
+"""Norms below the estimate count as far as this part of the width."""
+_FAR = 0.8
+"""An answer that moves the logarithm by more leaves the doubt as it was."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ class TypicalNormState:
     def width(self) -> float:
         """How far from the estimate a logarithm counts."""
         return max(_LEAST_WIDTH, _WIDTH * math.sqrt(self.variance))
+
+    @property
+    def below(self) -> float:
+        """How far below the estimate."""
+        return max(_LEAST_WIDTH, _BELOW * self.width)
 
 
 @checked
@@ -65,7 +77,7 @@ class TypicalNorm:
     """
 
     threshold: float = 3.0
-    multiple: float = 1.5
+    multiple: float = 1.0
     doubt: float = 2.0
     precise: float = 0.3
     longest: int = 10
@@ -91,7 +103,7 @@ class TypicalNorm:
         clipped = VectorQuery(shrink(norms, self.current_threshold(state)))
         if state.found:
             return (clipped,)
-        apart = norms.log().sub_(state.log_norm).clamp_(-state.width, state.width)
+        apart = norms.log().sub_(state.log_norm).clamp_(-state.below, state.width)
         return clipped, ScalarQuery(torch.where(norms.isfinite(), apart, torch.zeros_like(apart)))
 
     def bounds(self, state: TypicalNormState, adjacency: Adjacency) -> tuple[float, ...]:
@@ -108,18 +120,20 @@ class TypicalNorm:
         return (noise_multiplier,) if state.found else self.split(noise_multiplier)
 
     def adapt(self, state: TypicalNormState, released: Released) -> TypicalNormState:
-        """The filter's update; an answer near the end of what counts moves the estimate and leaves the doubt."""
+        """The filter's update; an answer that moves the estimate far leaves the doubt."""
         if state.found:
             return state
         width = state.width
         noise = (released.noise[1] / released.divisor) ** 2 + 1 / released.divisor
         gain = state.variance / (state.variance + noise)
         answer = min(max(float(released.mean(1)), -width), width)
+        if answer < -0.9 * state.below:  # next to all norms are further below than counts
+            answer = -width
         log_norm = math.log(moved(math.exp(state.log_norm), gain * answer))
-        off = gain * abs(answer) > width / 2
+        off = gain * abs(answer) > _FAR
         variance = state.variance if off else gain * noise
         step = state.step + 1
-        found = math.sqrt(variance) <= self.precise or step >= self.longest
+        found = (not off and math.sqrt(variance) <= self.precise) or step >= self.longest
         return TypicalNormState(log_norm, variance, step, found)
 
     def current_threshold(self, state: TypicalNormState) -> float:

@@ -209,55 +209,59 @@ class DistanceRate:
         return base if state.rate is None else state.rate
 
 
-# The default rule: DoG from a first step whose length follows from released values and public facts.
+# The default rule: steps as long as what is surely signal may be, and as the noise allows.
 #
 # Let c be the typical norm of first gradients (`sordina.clipping.TypicalNorm` releases it). At the start a loss changes
 # by about one per unit of a model's output, so c is also how far an output moves when the weights move by one. In
 # units of the *output*, then, two lengths are the same for every model and every scale of the inputs:
 #
-# - noise alone, at the rate rho over T steps, moves an output by ``c rho noise sqrt(T)``: at most `walk`;
-# - a step along gradients that all agree moves it by ``c rho c``: at most `reach`. This is ``rho <= reach / c^2``,
-#   the inverse of the curvature. It holds however little noise there is, so that a larger budget cannot do harm.
+# - the noise of all T steps, at the rate rho, moves an output by ``c rho noise sqrt(T)``: at most `walk`;
+# - the signal of one step, g, moves it by at most ``c rho |g|``: `reach` at first, and as gradients shrink from their
+#   largest by the root of that, ``reach sqrt(|g| / largest |g|)``. So steps are bounded however little noise there is,
+#   and a larger budget does no harm.
 #
-# The first rate is the smaller of both; DoG then lengthens steps where they agree. Its denominator forgets: where
-# gradients have shrunk, the first ones no longer hold the rate down, and `_LONGEST` times the reach holds it instead. A
-# model that is linear in its weights has a convex loss, and bears longer steps.
+# The rate is the smaller of both; from the middle of the run on it falls to zero. |g|^2 is the released |g + noise|^2
+# less the noise's share of it, in the mean of the last `_MEMORY` steps; what the noise hides counts as signal, which
+# shortens steps. Where the signal is strong against the noise of the *whole* run, that run learns more than noise, and
+# the walk may be longer (`_STRONG`, at most `_LONGER` times). Where not even gradients that all agree would stand out,
+# it is shorter (`_HOPEFUL`). A model that is linear in its weights has a convex loss, and bears longer steps.
 #
-# With a policy that releases no typical norm the size of the first weights stands in for both lengths: `travel` for the
-# noise, and `_RELATIVE` for what is surely signal in the first released gradient (four standard deviations).
+# With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
+# weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
 
-_LONGEST = 3.0
-_MEMORY = 10
-_CONVEX = 3.0
+_MEMORY = 5
+_CERTAIN = 2.0
+"""So many standard deviations of the noise's squared norm count as signal, seen or not."""
+_CONVEX = 2.0
 _HOPEFUL = 20.0
-"""A run whose gradients could add up to less than this many times its noise goes less far: it would learn noise."""
+_STRONG, _LONGER = 60.0, 4.0
 _RELATIVE = 0.1
 """Where no typical norm is known, what is surely signal may move all weights by this part of their length at first."""
 
 
 @dataclass(frozen=True)
 class AutomaticState(DistanceState):
-    """And the recent mean square of the gradients in units of the noise, steps since the start, the longest rate."""
+    """And the signal's mean square in units of the noise, the largest signal, and how many steps there were."""
 
     recent: float = 0.0
+    largest: float = 0.0
     moving: int = 0
-    longest: float = math.inf
     convex: float = 1.0
 
 
 @dataclass(frozen=True)
 class AutomaticRate(DistanceRate):
-    """DoG with nothing to tune, from a first step that is short enough for the noise and for the loss.
+    """Nothing to tune: steps short enough for the noise and for the loss, from released values and public facts.
 
     Args:
         travel: Where the policy knows no typical norm: how many times its size noise alone may move a weight in a run.
         walk: How far noise alone may move an output in a run.
-        reach: How far one step may move an output, if all gradients agree.
+        reach: How far the signal of one step may move an output.
     """
 
     travel: float = 1.5
     walk: float = 0.7
-    reach: float = 10.0
+    reach: float = 3.0
 
     def __post_init__(self) -> None:
         for name in ("travel", "walk", "reach"):
@@ -274,36 +278,34 @@ class AutomaticRate(DistanceRate):
         """The next rate; without noise there is no unit, and the optimiser's own stays."""
         if noise == 0 or not isinstance(state, AutomaticState):
             return state
-        searching = typical is not None and not typical.found
-        if state.moving == 0 and searching and 4 * (state.step + 1) < state.steps:
+        if typical is None:
+            return self._by_distance(state, gradient, noise)
+        if not typical.found and 4 * (state.step + 1) < state.steps:
             return replace(state, step=state.step + 1, rate=0.0)
-        norm, distance, longest = float(gradient.norm()), state.distance, state.longest
-        if state.moving == 0:
-            first, longest = self._first(state, len(gradient), norm, noise, typical)
-            distance = first * norm
-        count = min(state.moving, _MEMORY)
-        square = (norm / noise) ** 2
-        recent = (count * state.recent + square) / (count + 1)
-        squares = state.squares + square
-        pulled = squares if typical is None else min(squares, (state.moving + 1) * recent)
-        rate = min(distance / math.sqrt(pulled) / noise, longest) * fall(state.step, state.steps)
+        weights, root = len(gradient), math.sqrt(state.steps)
+        past = min(state.moving, _MEMORY - 1)
+        recent = (past * state.recent + (float(gradient.norm()) / noise) ** 2 - weights) / (past + 1)
+        signal = math.sqrt(max(recent, _CERTAIN * math.sqrt(2 * weights / (past + 1)), 1.0))
+        largest = max(state.largest, signal)
+        walk = self.walk * min(1.0, root * typical.norm / noise / _HOPEFUL)
+        walk *= min(max(1.0, root * math.sqrt(max(0.0, recent)) / _STRONG), _LONGER)
+        reach = self.reach * math.sqrt(signal / largest)
+        rate = state.convex * min(reach / signal, walk / root) / (typical.norm * noise) * fall(state.step, state.steps)
+        return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
+
+    def _by_distance(self, state: AutomaticState, gradient: Tensor, noise: float) -> DistanceState:
+        norm = float(gradient.norm())
+        distance = state.distance or self._first(state, len(gradient), norm, noise) * norm
+        squares = state.squares + (norm / noise) ** 2
+        rate = distance / math.sqrt(squares) / noise * fall(state.step, state.steps)
         moved = gradient * rate if state.moved is None else state.moved.add(gradient, alpha=rate)
         return replace(
-            state, step=state.step + 1, moving=state.moving + 1, squares=squares, recent=recent, longest=longest,
-            moved=moved, rate=rate, distance=max(distance, float(moved.norm())),
+            state, step=state.step + 1, squares=squares, moved=moved, rate=rate,
+            distance=max(distance, float(moved.norm())),
         )  # fmt: skip
 
-    def _first(
-        self, state: AutomaticState, weights: int, norm: float, noise: float, typical: ReleasedNorm | None
-    ) -> tuple[float, float]:
-        """The first rate, and the longest that may follow."""
-        root = math.sqrt(state.steps)
-        if typical is None:
-            whole = state.first * math.sqrt(weights)
-            signal = math.sqrt(max(norm**2 - weights * noise**2, math.sqrt(32 * weights) * noise**2))
-            limit = _RELATIVE * whole / signal if state.convex == 1 else math.inf
-            return min(self.travel * whole / (max(norm, noise) * root), limit), math.inf
-        limit = state.convex * self.reach / typical.norm**2
-        walk = state.convex * self.walk * min(1.0, root * typical.norm / noise / _HOPEFUL)
-        first = min(walk / (typical.norm * noise * root), limit)
-        return first, max(first, _LONGEST * limit)
+    def _first(self, state: AutomaticState, weights: int, norm: float, noise: float) -> float:
+        whole = state.first * math.sqrt(weights)
+        signal = math.sqrt(max(norm**2 - weights * noise**2, math.sqrt(32 * weights) * noise**2))
+        limit = _RELATIVE * whole / signal if state.convex == 1 else math.inf
+        return min(self.travel * whole / (max(norm, noise) * math.sqrt(state.steps)), limit)
