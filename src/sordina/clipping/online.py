@@ -145,7 +145,7 @@ class Online:
         if push == 0:
             push = float(torch.sign(torch.dot(mean_gradient, state.derivative)))
         threshold = moved(state.threshold, self.rate(state.step) * push)
-        mean_derivative = derivative.lerp_(state.derivative, self.memory)  # in its place: nobody else reads it
+        mean_derivative = torch.lerp(derivative, state.derivative, self.memory)  # a view would keep the sums alive too
         return OnlineState(threshold, state.step + 1, mean_gradient, mean_derivative)
 
     def current_threshold(self, state: OnlineState) -> float:
