@@ -26,7 +26,7 @@ from sordina.gradients._rehearsal import (
     kept_words,
     rows_in,
 )
-from sordina.gradients._tracing import Tracer, changed, described, found_in, tensors_in
+from sordina.gradients._tracing import Tracer, changed, described, found_in, opaque, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
@@ -249,6 +249,11 @@ class Calls:
 
     def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
         """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
+        if (found := opaque(value)) is not None:
+            raise Unsupported(
+                f"an argument of the model is, or holds, a {type(found).__name__}, of which nobody knows whose samples "
+                "are in it: pass tensors, in lists, tuples, dictionaries or dataclasses if you like."
+            )
         seed = CHANCE.getrandbits(48) if again else 0
         shapes = list(enumerate(tensor.shape for tensor in found_in(value)))
         seen = self._constants.setdefault(described(value), set())

@@ -4,12 +4,13 @@
 cross the border at which that shows. So a model is watched while it runs: what is computed from the samples is marked
 (by its memory, so views and changes in place count too), and any value of it that reaches Python (``bool``, ``item``,
 ``tolist``, ``numpy``, ``torch.equal``), or gives a tensor its shape (``nonzero``, a mask as an index, ``unique``), is
-noted. A model of which something is noted runs one sample at a time: then a sample decides for itself alone.
+noted. So is a truth about several samples that stays in a tensor (``torch.where(x.mean() > 9, a, b)``): truths of
+samples have one row, or several, for each. A model of which something is noted runs one sample at a time: then a sample
+decides for itself alone.
 
-One kind of reading is common and harmless, such as ``if mask.all():`` before a faster attention. It is recognised: a
-truth about *all* samples, or about *any*, which turns as soon as one of them is unlike the others. Where the samples
-agree, the answer is turned around by force: if the model then says the same (or raises an error), it does not matter
-who else is there.
+One kind is common and harmless, such as ``if mask.all():`` before a faster attention. It is recognised: a truth about
+*all* samples, or about *any*, which turns as soon as one of them is unlike the others. Where the samples agree, it is
+turned around by force: if the model then says the same (or raises an error), it does not matter who else is there.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ SHAPES = {
 }  # fmt: skip
 """Operations that take nothing of a tensor but its shape and type."""
 SKIPPED = (
-    "torch.overrides", "torch.utils._python_dispatch", "torch._tensor", "torch._ops", "sordina.gradients._reads",
-    "sordina.gradients._rehearsal", "sordina.gradients._tracing", "sordina.gradients._operations",
+    "torch.overrides", "torch.utils._python_dispatch", "sordina.gradients._reads", "sordina.gradients._rehearsal",
+    "sordina.gradients._tracing", "sordina.gradients._operations",
 )  # fmt: skip
 """Modules that stand between a line that reads and what notes it."""
 TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")
@@ -58,13 +59,13 @@ Company = tuple[Any, Sequence[Tensor], int]
 
 @dataclass(frozen=True)
 class Read:
-    """A value of the samples that reached Python."""
+    """A value of the samples that reached Python, or a truth about several of them."""
 
     site: Site
     name: str
     calm: bool | None
-    """What is read as long as every sample alone says this; None where it is no truth about all or any of them."""
-    value: Any = None
+    """What it is as long as every sample alone says this; None where it is no truth about all or any of them."""
+    value: bool | None = None
 
     def __str__(self) -> str:
         how = {"_local_scalar_dense": "a number read"}.get(self.name, self.name.strip("_"))
@@ -82,8 +83,8 @@ class Reads:
         self.function = ""
         """The function of PyTorch that was called last."""
         self._marks: dict[int, Any] = {}
-        self._calm: dict[int, bool] = {}
-        """By the memory of a truth about all samples (or any) what it is where every sample alone says the same."""
+        self._truths: set[int] = set()
+        """The memories of truths about all samples, or any, and of what was made of these alone."""
         self._counts: dict[int, int] = {}
         """By the memory of a number of truths how many there are at most."""
         for tensor in samples:
@@ -113,7 +114,7 @@ class Reads:
         if memory and memory not in self._marks:
             self._marks[memory] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
-    def note(self, name: str, calm: bool | None = None, value: Any = None) -> Site | None:
+    def note(self, name: str, calm: bool | None = None, value: bool | None = None) -> Site | None:
         """Something was read."""
         site = _site()
         if site is not None:
@@ -136,39 +137,46 @@ class Reads:
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not _whole_indices(name, args)
         if dynamic or not all(map(_memory, made)):  # what has no memory is sparse or nested: its size depends on values
             self.note(name)
-        elif isinstance(result, Tensor) and not result.dim():
-            self._understand(name, args, result)
+        elif isinstance(result, Tensor) and not self._per_sample(result):
+            self._understand(name, args, given, result)
         return result
 
     def _read(self, tensor: Tensor, name: str, value: Any) -> Any:
-        if self.function in CHECKS:
-            return value
-        calm = self._calm.get(_memory(tensor)) if name == "_local_scalar_dense" else None
-        site = self.note(self.function or name, calm, value)
-        return not value if calm is not None and site in self.turned else value
+        known = name == "_local_scalar_dense" and _memory(tensor) in self._truths  # it was noted when it came to be
+        if self.function not in CHECKS and not known:
+            self.note(self.function or name)
+        return value
 
-    def _understand(self, name: str, args: Sequence[Any], result: Tensor) -> None:
-        """Whether a single value is a truth about all samples, or about any, or how many truths there are."""
-        first = args[0]
-        if not isinstance(first, Tensor):
-            return
-        memory, own = _memory(result), _memory(first)
-        per_sample = self.rows in first.shape
-        if name in ("all", "any") and len(args) == 1:
-            if per_sample:
-                self._calm[memory] = name == "all"
-        elif name == "sum" and len(args) == 1 and first.dtype == torch.bool:
-            if per_sample:
+    def _per_sample(self, tensor: Tensor) -> bool:
+        """Whether a tensor has rows for each sample, by its shape."""
+        return self.rows in tensor.shape or (tensor.dim() > 0 and tensor.shape[0] % self.rows == 0)
+
+    def _understand(self, name: str, args: Sequence[Any], given: Sequence[Tensor], result: Tensor) -> None:
+        """What a tensor without rows of samples is: a truth about all samples, or any; how many truths there are."""
+        first, memory = given[0], _memory(result)
+        held = [tensor for tensor in given if self.holds([tensor])]
+        whole = len(args) == 1 and self.rows in first.shape
+        if result.dtype != torch.bool:
+            if name == "sum" and whole and first.dtype == torch.bool:
                 self._counts[memory] = first.numel()
-        elif name in ("logical_not", "bitwise_not") and own in self._calm:
-            self._calm[memory] = not self._calm[own]
-        elif own in self._counts and len(args) == 2 and not isinstance(args[1], Tensor):
+            return
+        if all(_memory(tensor) in self._truths for tensor in held):  # made of such truths only
+            self._truths.add(memory)
+            return
+        calm: bool | None = None
+        if name in ("all", "any") and whole:
+            calm = name == "all"
+        elif len(args) == 2 and len(given) == 1 and (most := self._counts.get(_memory(first))) is not None:
             calm = {
-                ("eq", self._counts[own]): True, ("eq", 0): True, ("ne", 0): False, ("gt", 0): False,
-                ("ne", self._counts[own]): False, ("lt", self._counts[own]): False,
+                ("eq", most): True, ("eq", 0): True, ("ne", 0): False, ("gt", 0): False, ("ne", most): False,
+                ("lt", most): False,
             }.get((name, args[1]))  # fmt: skip
-            if calm is not None:
-                self._calm[memory] = calm
+        if result.dim() or calm is None:
+            self.note(name)
+            return
+        self._truths.add(memory)
+        if self.note(name, calm, bool(result)) in self.turned:
+            result.logical_not_()
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,7 +230,7 @@ def _site() -> Site | None:
         if name in TRUSTED and found is None:
             return None
         if name.startswith("torch."):
-            found = found or (None if name in SKIPPED else here)
+            found = found or (None if name in SKIPPED or name.startswith("torch._") else here)
         elif name not in SKIPPED:
             return found or here if name.startswith("sordina.gradients") else here
         frame = frame.f_back

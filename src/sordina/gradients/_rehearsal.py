@@ -147,6 +147,21 @@ def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[
     return changed(value, exchange)
 
 
+def swamped(value: Any, dims: Dims, sample: int, number: float) -> Any:
+    """The arguments with all floats of other samples than ``sample`` at ``number``."""
+    places = iter(dims)
+
+    def change(tensor: Tensor) -> Tensor:
+        dim = next(places)
+        if dim is None or not tensor.is_floating_point():
+            return tensor
+        twin = torch.full_like(tensor, number)
+        twin.select(dim, sample).copy_(tensor.detach().select(dim, sample))
+        return twin
+
+    return changed(value, change)
+
+
 CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda row: row,
     lambda row: row * 1e3 + 1e2,

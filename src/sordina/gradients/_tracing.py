@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # Tensors inside nested arguments and results: lists, tuples, mappings and dataclasses.
@@ -28,6 +29,24 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value.values())
         elif is_dataclass(value) and not isinstance(value, type):
             yield from tensors_in(getattr(value, each.name) for each in fields(value))
+
+
+def opaque(value: Any, depth: int = 8) -> Any:
+    """The first object inside ``value`` that holds tensors or numbers where `tensors_in` does not look; else None."""
+    if isinstance(value, (Tensor, nn.Module, str, int, float, complex, bytes, type, type(None))) or depth < 0:
+        return None
+    if isinstance(value, np.ndarray):
+        return value
+    inner: Iterable[Any] = value if isinstance(value, (list, tuple, set)) else ()
+    if isinstance(value, Mapping):
+        inner = value.values()
+    elif is_dataclass(value):
+        inner = [getattr(value, each.name) for each in fields(value)]
+    elif not inner:
+        hidden = list(getattr(value, "__dict__", {}).values())
+        held = next(tensors_in(hidden), None)
+        return value if held is not None or any(opaque(each, depth - 1) is not None for each in hidden) else None
+    return next((found for each in inner if (found := opaque(each, depth - 1)) is not None), None)
 
 
 def found_in(value: tuple[Any, Any]) -> list[Tensor]:

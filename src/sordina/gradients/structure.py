@@ -21,6 +21,7 @@ A structure holds for arguments of the same shapes: models do other things to lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,9 +59,10 @@ from sordina.gradients._rehearsal import (
     positive_rows,
     ranged,
     replaced,
+    swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.comparison import Truth, close, others_same
+from sordina.gradients.comparison import Truth, close, others_same, part_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
 from sordina.gradients.tape import full_precision
 
@@ -434,12 +436,28 @@ class StructureTrial:
                     "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
                     f"per-sample bound exists. {ADVICE}"
                 )
+        self._check_swamped(value, rows, places, sample)
         (_, seeds), (_, fewer) = (self._played(each, 0) for each in (value, part(value, self.dims, 0)))
         if set(seeds) != set(fewer):
             raise Mixing(
                 "samples mix: the seed of random numbers depends on the samples, or on how many there are, so no "
                 f"per-sample bound exists. {ADVICE}"
             )
+
+    def _check_swamped(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int) -> None:
+        """All samples but one infinite, to either side: beyond whatever a number of the batch is compared to."""
+        before = self._played(value, 0)[0]
+        for number in (math.inf, -math.inf):
+            try:
+                after = self._played(swamped(value, self.dims, sample, number), 0)[0]
+            except Exception:
+                continue
+            own = [x if y is None else _rows_of(x, y.dim, sample, rows) for x, y in zip(after, places, strict=False)]
+            if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows):
+                raise Mixing(
+                    "samples mix: on made-up rows, replacing all samples but one changes what the model says of this "
+                    f"one, so no per-sample bound exists. {ADVICE}"
+                )
 
     def _played(self, value: tuple[Any, Any], case: int) -> tuple[list[Tensor], list[int]]:
         """What the model says of ``value`` in a case of chance, and the seeds it used."""
@@ -587,6 +605,11 @@ def _passed(losses: Tensor, taps: Sequence[Tap], places: Mapping[Key, SamplePlac
     through = crossed(losses, used)
     ends = {tap.key for place, tap in enumerate(taps) if place not in through or len(tap.shape) < 3}
     return frozenset(tap.key for tap in taps if tap.key not in ends)
+
+
+def _rows_of(tensor: Tensor, dim: int, sample: int, rows: int) -> Tensor:
+    size = tensor.shape[dim] // rows
+    return tensor.narrow(dim, sample * size, size)
 
 
 def _random(like: Tensor, generator: torch.Generator, place: SamplePlacement | None, loud: Tensor | None) -> Tensor:
