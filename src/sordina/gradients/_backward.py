@@ -37,6 +37,16 @@ def crossed(losses: Tensor, edges: Sequence[GradientEdge | None]) -> set[int]:
     return {place for place, edge in enumerate(edges) if edge is not None and edge.node in leads}
 
 
+def passed_through(
+    losses: Tensor, taps: Sequence[Tap], places: Mapping[tuple[str, int], SamplePlacement | None]
+) -> frozenset[tuple[str, int]]:
+    """The keys of taps below which a backward pass always goes on."""
+    used = [tap.edge if tap.build and places[tap.key] is not None else None for tap in taps]
+    through = crossed(losses, used)
+    ends = {tap.key for place, tap in enumerate(taps) if place not in through or len(tap.shape) < 3}
+    return frozenset(tap.key for tap in taps if tap.key not in ends)
+
+
 def reachable(losses: Tensor, edge: GradientEdge) -> bool:
     """Whether the losses depend on what lies at ``edge``."""
     seen: set[Any] = set()

@@ -174,6 +174,22 @@ LOUD = (CHANGES[1], CHANGES[3], CHANGES[4])
 """Those that move any statistic of a batch, to either side."""
 
 
+def rows_of(tensor: Tensor, dim: int, sample: int, rows: int) -> Tensor:
+    """What belongs to one of ``rows`` samples along ``dim``."""
+    size = tensor.shape[dim] // rows
+    return tensor.narrow(dim, sample * size, size)
+
+
+def random_like(like: Tensor, generator: torch.Generator, dim: int | None, loud: Tensor | None) -> Tensor:
+    """Normal numbers, those of each sample along ``dim`` as many times as large as ``loud`` says."""
+    kind = like.dtype if like.is_floating_point() else torch.float32
+    drawn = torch.randn(like.shape, generator=generator)
+    if dim is not None and loud is not None:
+        size = like.shape[dim]
+        drawn = drawn * loud.repeat_interleave(size // len(loud)).view(size, *[1] * (like.dim() - dim - 1))
+    return drawn.to(like.device, kind)
+
+
 def rows_in(tensors: Sequence[Tensor], dims: Dims) -> int | None:
     """How many samples the tensors of the arguments have; None if they do not agree."""
     sizes = {

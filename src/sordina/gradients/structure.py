@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
-from sordina.gradients._backward import crossed, gradients, names_of, terms_of
+from sordina.gradients._backward import gradients, names_of, passed_through, terms_of
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._reads import Company, Site, settled
 from sordina.gradients._rehearsal import (
@@ -57,8 +57,10 @@ from sordina.gradients._rehearsal import (
     moved,
     part,
     positive_rows,
+    random_like,
     ranged,
     replaced,
+    rows_of,
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
@@ -387,8 +389,7 @@ class StructureTrial:
         return work()
 
     def _check_buffers(self) -> None:
-        public = self.study.public_buffers
-        secret = [name for name in self.snapshot.changed_buffers() if name not in public]
+        secret = [name for name in self.snapshot.changed_buffers() if name not in self.study.public_buffers]
         if secret:
             raise Unsupported(kept_words(secret[0]))
 
@@ -403,8 +404,7 @@ class StructureTrial:
             single = [each[number].shape for each in one]
             if place is not None and any(
                 shape[place.dim] * self.rows != tensor.shape[place.dim]
-                or (*shape[: place.dim], *shape[place.dim + 1 :])
-                != (*tensor.shape[: place.dim], *tensor.shape[place.dim + 1 :])
+                or form_of(shape, place.dim, 1) != form_of(tensor.shape, place.dim, self.rows)
                 for shape in single
             ):
                 place = None
@@ -452,7 +452,7 @@ class StructureTrial:
                 after = self._played(swamped(value, self.dims, sample, number), 0)[0]
             except Exception:
                 continue
-            own = [x if y is None else _rows_of(x, y.dim, sample, rows) for x, y in zip(after, places, strict=False)]
+            own = [x if y is None else rows_of(x, y.dim, sample, rows) for x, y in zip(after, places, strict=False)]
             if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows):
                 raise Mixing(
                     "samples mix: on made-up rows, replacing all samples but one changes what the model says of this "
@@ -495,7 +495,7 @@ class StructureTrial:
         """
         study, nothing = self.study, frozenset[Key]()
         spread = [
-            _random(tensor, study.generator, None if loud is None else place, loud)
+            random_like(tensor, study.generator, None if loud is None or place is None else place.dim, loud)
             for tensor, place in zip(outputs, structure.outputs, strict=True)
         ]
         chosen = [
@@ -513,7 +513,7 @@ class StructureTrial:
             return nothing, "a rule does not fit how its layer is called", True
         if not structure.fits(taps, self.rows):
             return nothing, "a layer is used on rows that are not samples", True
-        passed = _passed(losses, taps, structure.taps)
+        passed = passed_through(losses, taps, structure.taps)
         try:
             terms = terms_of(
                 losses, taps, structure.taps, passed, study.parameters, names_of(study.parameters), self.rows, 1
@@ -598,24 +598,3 @@ def _places(
         else:
             found[key] = SamplePlacement(dims.pop(), all(place is not None and place.single for place in places))
     return found
-
-
-def _passed(losses: Tensor, taps: Sequence[Tap], places: Mapping[Key, SamplePlacement | None]) -> frozenset[Key]:
-    used = [tap.edge if tap.build and places[tap.key] is not None else None for tap in taps]
-    through = crossed(losses, used)
-    ends = {tap.key for place, tap in enumerate(taps) if place not in through or len(tap.shape) < 3}
-    return frozenset(tap.key for tap in taps if tap.key not in ends)
-
-
-def _rows_of(tensor: Tensor, dim: int, sample: int, rows: int) -> Tensor:
-    size = tensor.shape[dim] // rows
-    return tensor.narrow(dim, sample * size, size)
-
-
-def _random(like: Tensor, generator: torch.Generator, place: SamplePlacement | None, loud: Tensor | None) -> Tensor:
-    kind = like.dtype if like.is_floating_point() else torch.float32
-    drawn = torch.randn(like.shape, generator=generator)
-    if place is not None and loud is not None:
-        size = like.shape[place.dim]
-        drawn = drawn * loud.repeat_interleave(size // len(loud)).view(size, *[1] * (like.dim() - place.dim - 1))
-    return drawn.to(like.device, kind)
