@@ -10,7 +10,7 @@ from sordina.accounting import Gaussian, Repeated
 from sordina.accounting.ledger import Ledger
 from sordina.errors import InvalidInput
 from sordina.privacy import Budget
-from sordina.reports import reading
+from sordina.reports import reading, rendering
 from sordina.reports.facts import Report
 
 
@@ -140,3 +140,15 @@ def test_the_facts_are_plain_json(private, plain, federation):
     facts = reading.report([private, plain, federation])
     again = json.loads(json.dumps(facts.to_dict(), allow_nan=False))
     assert [run["name"] for run in again["runs"]] == ["online", "plain", "federation"]
+
+
+def test_scores_beyond_accuracy_stand_beside_the_best_constant_answer(private):
+    scores = {"loss": 0.4, "accuracy": 0.93, "balanced_accuracy": 0.5, "auc": 0.61, "log_loss": 0.4,
+              "calibration_error": 0.02, "constant_accuracy": 0.93, "constant_log_loss": 0.25}  # fmt: skip
+    path = private / "metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps({"step": 1000, "epsilon": 2.9, "validation": scores}) + "\n")
+    run = reading.run(private)
+    assert dict(run.scores)["auc"] == 0.61
+    page = rendering.render(reading.report([private]))
+    for words in ("93.0% (best constant answer: 93.0%)", "AUC", "0.610", "0.4 (best constant answer: 0.25)"):
+        assert words in page

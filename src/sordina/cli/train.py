@@ -331,8 +331,9 @@ def _train_named(
     if training.batch_size is None or training.epochs is None:
         sampler = done.plan.sampler
         say(f"Chosen from public facts: {done.plan.steps} steps of about {sampler.expected_batch_size:g} rows.")
+    width = max(map(len, facts))
     for name, value in facts.items():
-        say(f"{name:>18}  {number(name, value) if isinstance(value, float) else value}")
+        say(f"{name:>{width}}  {number(name, value) if isinstance(value, float) else value}")
     say(done.statement())
     if run.out is not None:
         say(f"Saved in {run.out}.")

@@ -58,6 +58,7 @@ class Moment:
     learning_rate: float | None = None
     loss: float | None = None
     accuracy: float | None = None
+    scores: tuple[tuple[str, float], ...] = ()
 
 
 def last(history: Sequence[Moment], fact: str) -> float | None:
@@ -244,6 +245,8 @@ class RunFacts:
     loss: float | None = None
     """On validation data, of the model that was kept."""
     accuracy: float | None = None
+    scores: tuple[tuple[str, float], ...] = ()
+    """All scores on validation data by name, also those of the best constant answer (``constant_...``)."""
     attacks: tuple[AttackFacts, ...] = ()
     reconstructions: tuple[Reconstruction, ...] = ()
     release: ReleaseAttack | None = None

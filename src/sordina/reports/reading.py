@@ -230,6 +230,7 @@ def _run(folder: Path) -> RunFacts:
         history=history,
         loss=_number(result.get("validation_loss", last(history, "loss") or scores.get("log_loss"))),
         accuracy=_number(result.get("validation_accuracy", last(history, "accuracy") or scores.get("accuracy"))),
+        scores=next((one.scores for one in reversed(history) if one.scores), ()) or _scores(scores),
         attacks=attacks(audited),
         reconstructions=reconstructions(_object(folder / INVERSION) or audited),
         release=release(_object(folder / RELEASE)),
@@ -338,7 +339,14 @@ def _moment(entry: dict[str, Any]) -> Moment:
         learning_rate=_number(entry.get("learning_rate")),
         loss=_number(scores.get("loss", entry.get("validation_loss"))),
         accuracy=_number(scores.get("accuracy", entry.get("validation_accuracy"))),
+        scores=_scores(scores),
     )
+
+
+def _scores(found: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Every number in ``found`` by its name."""
+    numbers = {name: _number(value) for name, value in found.items() if isinstance(value, (int, float))}
+    return tuple((name, value) for name, value in numbers.items() if value is not None)
 
 
 def _leakage(privacy: PrivacyClaim) -> tuple[float, ...]:

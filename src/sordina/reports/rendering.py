@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -82,6 +82,28 @@ def _gauge(run: RunFacts) -> str:
     )
 
 
+_SCORES = (
+    ("balanced_accuracy", "Balanced accuracy", ".1%"),
+    ("auc", "AUC", ".3f"),
+    ("log_loss", "Log loss", ".4g"),
+    ("calibration_error", "Calibration error", ".3g"),
+    ("rmse", "RMSE", ".4g"),
+    ("r2", "R\u00b2", ".3f"),
+)
+"""Scores beyond accuracy, where a run has them: how they are called and written."""
+
+
+def _score(run: RunFacts, name: str, form: str) -> str | None:
+    value = dict(run.scores).get(name)
+    return None if value is None else f"{value:{form}}{_constant(run, name, form)}"
+
+
+def _constant(run: RunFacts, name: str, form: str) -> str:
+    """What the best answer scores that is the same for everybody."""
+    value = dict(run.scores).get(f"constant_{name}")
+    return "" if value is None else f" (best constant answer: {value:{form}})"
+
+
 def _facts(run: RunFacts) -> list[tuple[str, str | None]]:
     claim, found = run.claim, run.measured
     exact = (
@@ -90,8 +112,9 @@ def _facts(run: RunFacts) -> list[tuple[str, str | None]]:
     return [
         ("Guarantee", exact if run.private else None),
         ("Protects", words.protects(claim) if run.private else None),
-        ("Accuracy", None if run.accuracy is None else f"{run.accuracy:.1%}"),
-        ("Loss", f"{run.loss:.4g}" if run.accuracy is None and run.loss is not None else None),
+        ("Accuracy", None if run.accuracy is None else f"{run.accuracy:.1%}{_constant(run, 'accuracy', '.1%')}"),
+        *((title, _score(run, name, form)) for name, title, form in _SCORES),
+        ("Loss", f"{run.loss:.4g}" if run.accuracy is None and run.loss is not None and not run.scores else None),
         ("Attacks prove", None if found is None else words.proven(found)),
         ("Clipping", run.clipping.partition("(")[0] if run.clipping and run.private else None),
     ]
@@ -452,6 +475,7 @@ _FACTS: tuple[tuple[str, Callable[[RunFacts], str | None]], ...] = (
     ("attacks prove", _measured),
     ("largest leakage of a client", _leaked),
     ("accuracy", lambda run: None if run.accuracy is None else f"{run.accuracy:.2%}"),
+    *((title, partial(_score, name=name, form=form)) for name, title, form in _SCORES),
     ("loss", lambda run: None if run.loss is None else f"{run.loss:.4g}"),
     ("clipping", lambda run: run.clipping.partition("(")[0] if run.clipping and run.private else None),
     ("final threshold", _threshold),
