@@ -8,10 +8,11 @@ import torch
 from tests.tuning.world import STEPS, conv, mlp
 
 import sordina as sd
+from sordina._stacked_models import LinearTape
 from sordina.accounting import from_dict
 from sordina.errors import InvalidInput
 from sordina.tuning import Grid, Search, plan
-from sordina.tuning.parallel_runs import LinearTape, stackable
+from sordina.tuning.parallel_runs import stackable
 
 VALUES = (math.nan, math.inf, 3e38)
 

@@ -13,7 +13,7 @@ from sordina.models import build
 from sordina.queries import ScalarQuery, VectorQuery
 from sordina.training import LearningRateRule
 from sordina.training.losses import per_sample
-from sordina.tuning.parallel_runs import Stack, layers, perform_together, stackable
+from sordina.tuning.parallel_runs import layers, perform_together, stackable, stacked_networks
 from sordina.tuning.runner import Brief, RunOrder, finished, perform
 from sordina.tuning.selection import Selection
 
@@ -37,7 +37,7 @@ def test_every_network_gets_the_tape_it_would_get_alone(bias):
         place: (torch.randn(size, 2, 2, generator=rng), torch.randint(0, 3, (size,), generator=rng))
         for place, size in ((0, 7), (2, 4))
     }
-    tapes = Stack(models).record(batches, LOSS)
+    tapes = stacked_networks(models).record(batches, LOSS)
     for tape, (place, (x, y)) in zip(tapes, batches.items(), strict=True):
         with Engine(alone[place]) as engine:
             expected = engine.record(LOSS(alone[place](x), y))
@@ -51,12 +51,12 @@ def test_every_network_gets_the_tape_it_would_get_alone(bias):
 def test_parameters_are_views_of_the_stack():
     models = networks(2)
     before = [parameter.clone() for parameter in models[1].parameters()]
-    stack = Stack(models)
+    stack = stacked_networks(models)
     for old, new in zip(before, models[1].parameters(), strict=True):
         assert torch.equal(old, new)
     with torch.no_grad():
         models[1][1].weight.zero_()
-    assert torch.equal(stack._weights[0][1], torch.zeros(5, 4))
+    assert torch.equal(stack.parts[0][1], torch.zeros(5, 4))
 
 
 class Clip:
@@ -109,4 +109,4 @@ def test_what_can_be_stacked():
     assert stackable(mlp(0))
     assert not stackable(replace(mlp(0), microbatch=8))
     with pytest.raises(InvalidInput, match="one architecture"):
-        Stack([build("mlp", hidden=8), build("mlp", hidden=9)])
+        stacked_networks([build("mlp", hidden=8), build("mlp", hidden=9)])

@@ -1,7 +1,5 @@
 """Runs side by side: small networks as one batched computation, others in processes that share the cores.
 
-Runs side by side: processes that share the cores, each loading the data once.
-
 Workers are spawned, not forked, so that no secure stream, thread or lock is inherited. A worker whose parent has died
 ends at once: what it was doing is in its journal.
 """
@@ -12,29 +10,26 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sordina._memory import bound_cache, keep_freed
+from sordina._stacked_models import LinearStack
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients._hooks import own_class
 from sordina.journal import Journal
-from sordina.queries import Query, ScalarQuery, Scalars
 from sordina.training import MetricsFile, Private, StopTraining, Trainer, evaluate
 from sordina.training.batches import inputs_and_target
 from sordina.training.losses import Loss, per_sample, row_by_row
 from sordina.training.trainer import REPORTS
 from sordina.tuning.runner import FAILED, Best, Brief, Diverging, RunOrder, leave, perform
-
-# Several small networks of a search trained as one batched computation.
 
 # Several small networks trained as one batched computation: one forward and one backward pass for all of them.
 #
@@ -43,9 +38,6 @@ from sordina.tuning.runner import FAILED, Best, Brief, Diverging, RunOrder, leav
 # Poisson batch (padded to the longest; padding never enters a sum), and ``torch.bmm`` does the layers of all. What is
 # private stays as it is for a single run: every network has its own sampler, policy, noise and account, and gets a tape
 # of its own from the common pass. So R stacked runs are R runs, in law and in cost.
-#
-# For a linear layer with inputs a_i and output gradients b_i, ``|g_i|^2 = |a_i|^2 |b_i|^2 + |b_i|^2`` (weight and
-# bias), and a weighted sum of gradients is ``(w o b)^T a``.
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU, nn.Softplus, nn.Identity)
 MOST_WEIGHTS = 30_000
@@ -62,6 +54,18 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
     return parts if body and known and trainable and any(isinstance(part, nn.Linear) for part in body) else None
 
 
+def stacked_networks(models: Sequence[nn.Module]) -> LinearStack:
+    """Plain networks of linear layers as one, and each of them a view of it.
+
+    Args:
+        models: Of one architecture.
+    """
+    found = [layers(model) for model in models]
+    if not found or any(one is None or str(one) != str(found[0]) for one in found):
+        raise InvalidInput("only plain networks of linear layers and of one architecture can be stacked.")
+    return LinearStack([one for one in found if one is not None])
+
+
 def stackable(trainer: Trainer) -> bool:
     """Whether runs like this one are worth stacking, and can be."""
     plain = (
@@ -71,116 +75,7 @@ def stackable(trainer: Trainer) -> bool:
     return plain and weights <= MOST_WEIGHTS and layers(trainer.model) is not None
 
 
-@dataclass(frozen=True)
-class LinearTape:
-    """The tape of one network: per linear layer its inputs (B, in) and output gradients (B, out)."""
-
-    inputs: Sequence[Tensor]
-    gradients: Sequence[Tensor]
-    biased: Sequence[bool]
-
-    def scalars(self, direction: Tensor | None = None, group: int = 0) -> Scalars:
-        """Norms of the per-sample gradients; projections are not offered."""
-        if direction is not None or group:
-            raise InvalidInput(
-                "stacked runs have one group of parameters and no direction: train such runs one by one."
-            )
-        return Scalars(self._norms.to(self.inputs[0]))
-
-    @cached_property
-    def _norms(self) -> Tensor:
-        """In double precision, so that rounding hides nothing that clipping should see."""
-        total = torch.zeros(len(self.inputs[0]), dtype=torch.float64)
-        for a, b, biased in zip(self.inputs, self.gradients, self.biased, strict=True):
-            total += (a.double().square().sum(1) + float(biased)) * b.double().square().sum(1)
-        return total.sqrt_().mul_(1 + 2**-22)
-
-    @cached_property
-    def _sound(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Inputs and gradients without the samples whose gradient is not finite: they add nothing, to any sum."""
-        poisoned = ~self._norms.to(self.inputs[0]).isfinite()
-        if not poisoned.any():
-            return self.inputs, self.gradients
-        rows = poisoned[:, None]
-        return [a.masked_fill(rows, 0) for a in self.inputs], [b.masked_fill(rows, 0) for b in self.gradients]
-
-    def contract(self, queries: Sequence[Query], direction: Tensor | None = None, group: int = 0) -> list[Tensor]:
-        """One flat vector per vector query, one number per scalar query."""
-        return [
-            query.value.sum() if isinstance(query, ScalarQuery) else self._sum(query.own.to(self.inputs[0]))
-            for query in queries
-        ]
-
-    def _sum(self, own: Tensor) -> Tensor:
-        parts = []
-        for a, b, biased in zip(*self._sound, self.biased, strict=True):
-            weighted = (b * own[:, None]).mT
-            parts.append((weighted @ a).reshape(-1))
-            if biased:
-                parts.append(weighted.sum(1))
-        return torch.cat(parts)
-
-
-class Stack:
-    """Networks of one architecture whose weights are slices of common tensors."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        found = [layers(model) for model in models]
-        if not models or any(one is None or str(one) != str(found[0]) for one in found):
-            raise InvalidInput("only plain networks of linear layers and of one architecture can be stacked.")
-        self._layers = found[0] or []
-        linear = [[part for part in one or [] if isinstance(part, nn.Linear)] for one in found]
-        self._weights = [_join([part.weight for part in column]) for column in zip(*linear, strict=True)]
-        self._biases = [
-            _join([part.bias for part in column]) if column[0].bias is not None else None
-            for column in zip(*linear, strict=True)
-        ]
-
-    def record(self, batches: Mapping[int, tuple[Tensor, Tensor]], loss: Loss) -> list[LinearTape]:
-        """One pass over the batches of some networks, by their places, and a tape for each of them."""
-        lengths = [len(x) for x, _ in batches.values()]
-        x = nn.utils.rnn.pad_sequence([x.flatten(1) for x, _ in batches.values()], batch_first=True)
-        y = nn.utils.rnn.pad_sequence([y for _, y in batches.values()], batch_first=True)
-        answer, inputs, outputs = self._forward(x, list(batches))
-        losses = loss(answer.flatten(0, 1), y.flatten(0, 1))
-        gradients = torch.autograd.grad(losses.sum(), outputs)
-        biased = [bias is not None for bias in self._biases]
-        return [
-            LinearTape([a[row, :size].detach() for a in inputs], [b[row, :size] for b in gradients], biased)
-            for row, size in enumerate(lengths)
-        ]
-
-    def _forward(self, x: Tensor, active: list[int]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """What the networks answer, and what went into and came out of their linear layers."""
-        everyone = len(active) == len(self._weights[0])
-        inputs, outputs, number = [], [], 0
-        for layer in self._layers:
-            if isinstance(layer, nn.Flatten):
-                continue
-            if not isinstance(layer, nn.Linear):
-                x = layer(x)
-                continue
-            weight, bias = self._weights[number], self._biases[number]
-            weight = weight if everyone else weight[active]
-            inputs.append(x)
-            x = torch.bmm(x, weight.mT)
-            if bias is not None:
-                x = x + (bias if everyone else bias[active])[:, None]
-            x.requires_grad_()
-            outputs.append(x)
-            number += 1
-        return x, inputs, outputs
-
-
-def _join(parameters: Sequence[Any]) -> Tensor:
-    """One tensor that holds all parameters; each parameter becomes a view of its slice."""
-    joined = torch.stack([parameter.detach() for parameter in parameters])
-    for place, parameter in enumerate(parameters):
-        parameter.data = joined[place]
-    return joined
-
-
-# Several runs of a search at once, on a `Stack`: the loop of `sordina.Trainer` for many small networks.
+# Several runs of a search at once, on a `LinearStack`: the loop of `sordina.Trainer` for many small networks.
 #
 # Each run keeps a journal. A group that was killed starts over; runs with secret noise then count the steps they may
 # have taken as spent and take the rest, as a single run without a checkpoint does. Seeded runs repeat the same steps.
@@ -214,7 +109,7 @@ class _Member:
 def perform_together(brief: Brief, orders: Sequence[RunOrder], train: Any, validation: Any) -> None:
     """Do several runs as one computation; the same results on disk as from one by one."""
     members = [_member(brief, order, train) for order in orders]
-    stack = Stack([member.trainer.model for member in members])
+    stack = stacked_networks([member.trainer.model for member in members])
     loss = row_by_row(per_sample(members[0].trainer.loss))
     held_out = validation if brief.selection.exact else None
     for member in members:
@@ -247,7 +142,7 @@ def _member(brief: Brief, order: RunOrder, train: Any) -> _Member:
     )  # fmt: skip
 
 
-def _step(stack: Stack, members: Sequence[_Member], active: Sequence[tuple[_Member, Any]], loss: Loss) -> None:
+def _step(stack: LinearStack, members: Sequence[_Member], active: Sequence[tuple[_Member, Any]], loss: Loss) -> None:
     batches: dict[int, tuple[Tensor, Tensor]] = {}
     for member, batch in active:
         (x,), y = inputs_and_target(batch)

@@ -258,7 +258,7 @@ class Brief:
     validate_every: int | None = None
     patience: int | None = None
     stacked: bool = False
-    """Whether runs are done in groups, on a `Stack`: decided once, since the two ways keep different journals."""
+    """Whether runs are done in groups, on a `LinearStack`: decided once, since the two ways keep different journals."""
     secret: bool = False
     """Random stopping: nobody may learn which run is which, so a run has all its randomness from its own seed."""
 

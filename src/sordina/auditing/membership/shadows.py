@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state
+from torch.func import stack_module_state
 from torch.nn import functional
 
 from sordina import private_files
+from sordina._stacked_models import mapped
 from sordina.auditing.membership.target import Classifier, Samples, Target, as_target, squared_errors, text_losses
 from sordina.auditing.scores import BoolArray, FloatArray
 from sordina.errors import InvalidInput, Unsupported
@@ -150,18 +151,13 @@ def train_together(
     labels = torch.stack([part.labels for part in parts if part.labels is not None])
     parameters, buffers = stack_module_state(list(models))
     skeleton = copy.deepcopy(models[0]).to("meta").train()
-
-    def outputs(parameter: dict[str, Tensor], buffer: dict[str, Tensor], batch: Tensor) -> Any:
-        return functional_call(skeleton, (parameter, buffer), (batch,))
-
-    forward = torch.vmap(outputs, randomness="different")
     optimizer = recipe.build_optimizer(list(parameters.values()))
     which = torch.arange(len(models)).unsqueeze(1)
     streams = zip(*(recipe.batches(rows, rng) for rng in rngs), strict=True)
     for done, batch in enumerate(streams, start=1):
         index = torch.stack(batch)
         optimizer.zero_grad()
-        logits = forward(parameters, buffers, inputs[which, index])
+        logits = mapped(skeleton, parameters, buffers, inputs[which, index])
         losses = output_losses(logits.flatten(0, 1), labels[which, index].flatten(0, 1))
         torch.autograd.backward(losses.sum() / index.shape[1])
         optimizer.step()
