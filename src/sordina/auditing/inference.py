@@ -323,7 +323,7 @@ def invert_run(folder: str | Path, out: str | Path, *, steps: int = 300, seed: i
     _, data, model, _ = open_run(Path(folder))
     inputs = data.train.tensors[0]
     if data.task.value != "classification" or inputs.dim() < 3:
-        raise InvalidInput("model inversion draws the classes of a classifier of images: this run is none.")
+        raise InvalidInput("model inversion needs a classifier of images; this run is not one.")
     shape = tuple(inputs.shape[1:])
     found = invert_classes(model, shape, range(data.classes), steps=steps, seed=seed)
     private_files.make_folder(Path(out))

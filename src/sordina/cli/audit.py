@@ -54,12 +54,12 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class ForeignOptions:
-    """For anybody's model, and for runs on data of their own."""
+    """For models trained elsewhere, and for runs on data of their own."""
 
     model: Annotated[
         str | None,
         typer.Option(
-            help="Anybody's model: m.safetensors, m.pt (TorchScript), m.joblib, or module:function to import."
+            help="A model trained elsewhere: m.safetensors, m.pt (TorchScript), m.joblib, or module:function to import."
         ),
     ] = None
     task: Annotated[

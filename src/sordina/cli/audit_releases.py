@@ -29,7 +29,7 @@ def linkage(
     columns: Annotated[
         str, typer.Option(help="What the public list has, too: columns with commas between.")
     ] = "age,education,occupation,relationship,hours_per_week",
-    secret: Annotated[str, typer.Option(help="The column that nobody should learn.")] = "income",
+    secret: Annotated[str, typer.Option(help="The sensitive column.")] = "income",
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-6,
     seed: Seed = None,
@@ -49,8 +49,8 @@ def linkage(
 
 @app.command()
 def differencing(
-    people: Annotated[int, typer.Option(help="Who were there before.")] = 1000,
-    targets: Annotated[int, typer.Option(help="How many people join, each by themselves.")] = 500,
+    people: Annotated[int, typer.Option(help="How many people were in it before.")] = 1000,
+    targets: Annotated[int, typer.Option(help="How many people join, one at a time.")] = 500,
     epsilon: Epsilon = 1.0,
     seed: Seed = None,
     out: Out = None,

@@ -37,7 +37,7 @@ def plan(
     range_: Annotated[
         str | None, typer.Option("--range", help="Instead: the least and the largest number, as 0,100.")
     ] = None,
-    texts: Annotated[int | None, typer.Option(help="Instead: any texts, of which so many characters count.")] = None,
+    texts: Annotated[int | None, typer.Option(help="Instead: any texts, of which this many characters count.")] = None,
     protocol: Annotated[
         str, typer.Option(help="auto, or grr, oue, olh, hadamard; duchi, piecewise, hybrid; pem.")
     ] = "auto",
@@ -98,7 +98,7 @@ def randomize(
     question: Annotated[Path | None, typer.Option(help="What `collect plan --out` wrote.")] = None,
     values: Annotated[str | None, typer.Option(help="Instead: the values to choose from, commas between.")] = None,
     range_: Annotated[str | None, typer.Option("--range", help="Instead: the least and the largest number.")] = None,
-    texts: Annotated[int | None, typer.Option(help="Instead: any texts, of which so many characters count.")] = None,
+    texts: Annotated[int | None, typer.Option(help="Instead: any texts, of which this many characters count.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of every answer, if no question is given.")] = None,
     protocol: Annotated[str, typer.Option(help="If no question is given.")] = "auto",
     shuffle: Annotated[

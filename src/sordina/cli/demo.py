@@ -1,4 +1,4 @@
-"""`sordina demo`: the whole house in a few minutes, on data that needs no download."""
+"""`sordina demo`: everything in a few minutes, on data that needs no download."""
 
 from __future__ import annotations
 

@@ -341,7 +341,9 @@ def init(
     dependency: Annotated[
         Path | None, typer.Option(help="A wheel or folder of Sordina for SuperLinks that install dependencies.")
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without the silent.")] = 600.0,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds after which a round goes on without clients that have not answered.")
+    ] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write a Flower app: pyproject, server and client app, and the hook where a client's data come in.

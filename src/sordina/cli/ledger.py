@@ -209,7 +209,7 @@ def release(
         str | None, typer.Option("--why", "--reason", help="Why it is certain that nothing was spent; kept for ever.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Instead of an id: all open ones older than so many days or hours, as 7d, 36h.")
+        str | None, typer.Option(help="Instead of an id: all open ones older than this, such as 7d or 36h.")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="With --older-than: of this data set only.")] = None,
     who: Who = None,

@@ -87,7 +87,7 @@ class TrainingOptions:
     averaging: Annotated[
         str | None, typer.Option(help="For a data set: tail or ema (averages of the weights are kept), or none.")
     ] = None
-    views: Annotated[int, typer.Option(help="For images by name: so many shifted views of each in a step.")] = 1
+    views: Annotated[int, typer.Option(help="For image data sets by name: shifted views of each image in a step.")] = 1
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None
     sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None

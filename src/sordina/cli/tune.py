@@ -38,7 +38,9 @@ class SearchOptions:
     method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None
     hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None
-    patience: Annotated[int | None, typer.Option(help="End runs after so many validations without gain.")] = None
+    patience: Annotated[int | None, typer.Option(help="End runs after this many validations without improvement.")] = (
+        None
+    )
     workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None
 
 

@@ -140,8 +140,8 @@ def differencing_study(
         values: Whole numbers; made up, evenly over the range, if left out.
         low: The least possible value.
         high: The largest.
-        people: Who were there before.
-        targets: How many people join, each by themselves.
+        people: How many people were in it before.
+        targets: How many people join, one at a time.
         epsilon: Of each of the two releases.
         seed: Makes the study repeatable.
     """
@@ -405,7 +405,7 @@ def linkage_study(
     Args:
         table: Columns of equal length; UCI Adult if left out.
         columns: What the public list has, too.
-        secret: The column that nobody should learn.
+        secret: The sensitive column.
         epsilon: Of our release.
         delta: Of our release.
         group_size: The k of the k-anonymous release.

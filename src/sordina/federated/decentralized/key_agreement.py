@@ -77,7 +77,7 @@ def shared_key(mine: KeyPair, public: bytes, context: bytes) -> bytes:
     try:
         secret = X25519PrivateKey.from_private_bytes(mine.private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise InvalidInput("a public key that is none: the party that sent it is left out.") from error
+        raise InvalidInput("an invalid public key: the party that sent it is left out.") from error
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"sordina " + context).derive(secret)
 
 
@@ -118,7 +118,7 @@ def decrypt(key: bytes, letter: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), letter, None)
     except InvalidTag as error:
-        raise InvalidInput("a letter that cannot be read: it was changed, or is for somebody else.") from error
+        raise InvalidInput("a sealed message cannot be read: it was changed, or is meant for somebody else.") from error
 
 
 # Shamir's secret sharing over a prime field: any ``threshold`` shares give the secret, fewer say nothing about it.
@@ -168,7 +168,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     points = tuple(sorted(shares)[:threshold])
     values = [int.from_bytes(shares[point], "big") for point in points]
     if any(value >= PRIME for value in values):
-        raise InvalidInput("a share that is none.")
+        raise InvalidInput("not a valid share.")
     secret = sum(value * weight for value, weight in zip(values, _weights(points), strict=True)) % PRIME
     if secret >= 2**256:
         raise InvalidInput("the shares do not fit together.")

@@ -139,7 +139,7 @@ class AggregationClient:
         if len(keys) < self.common.graph.threshold or self.number in keys or len(set(keys.values())) < len(keys):
             raise Aborted("too few neighbours, or neighbours that are not different clients: nothing is shared.")
         if any(len(both) != 2 * _KEY for both in keys.values()):
-            raise Aborted("a neighbour's keys are none: nothing is shared.")
+            raise Aborted("a neighbour's keys are invalid: nothing is shared.")
         self.keys = dict(keys)
         points = [number + 1 for number in keys]
         seeds = key_agreement.split(self.seed, self.common.graph.threshold, points)
@@ -160,7 +160,7 @@ class AggregationClient:
         if vector.shape != (self.common.length,) or vector.dtype.itemsize * 8 != self.common.bits:
             raise InvalidInput(f"a vector of {self.common.length} numbers of {self.common.bits} bits was expected.")
         if not set(letters) <= set(self.keys):
-            raise Aborted("letters came from clients that are no neighbours.")
+            raise Aborted("sealed shares came from clients that are not neighbours.")
         self._check_missing(len(letters))
         unreadable = []
         for other, letter in letters.items():
@@ -287,9 +287,9 @@ class AggregationServer:
     def shared(self, sender: int, digest: bytes, letters: Mapping[int, bytes]) -> None:
         """Take a client's letters."""
         if len(digest) != _KEY or sender in self.digests or set(letters) != set(self.keys_for(sender)):
-            raise InvalidInput("malformed: no letters for this client's neighbours")
+            raise InvalidInput("malformed: no sealed shares for this client's neighbours")
         if any(len(letter) != _LETTER for letter in letters.values()):
-            raise InvalidInput("malformed: a letter of another length")
+            raise InvalidInput("malformed: a sealed share of another length")
         self.digests[sender] = digest
         for reader, letter in letters.items():
             self.letters.setdefault(reader, {})[sender] = letter
@@ -309,7 +309,7 @@ class AggregationServer:
     def complained(self, reader: int, senders: Collection[int]) -> None:
         """Take a client's word that it cannot read some letters; it is not in the sum."""
         if reader in self.remaining or not set(senders) <= set(self.letters_for(reader)):
-            raise InvalidInput("malformed: a complaint about letters that were not sent")
+            raise InvalidInput("malformed: a complaint about shares that were not sent")
         for sender in senders:
             self.complaints.setdefault(sender, set()).add(reader)
 

@@ -214,7 +214,7 @@ def write(
         folder: A new folder.
         recipe: What is trained, and how privately.
         clients: How many clients there are.
-        deadline: Seconds after which a round goes on without the silent.
+        deadline: Seconds after which a round goes on without clients that have not answered.
         dependency: A wheel or a folder of Sordina's sources, for a SuperLink that installs dependencies for every run.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -190,7 +190,7 @@ def asked_for(record: Any, steps: Mapping[str, int], protocol: str) -> tuple[int
     """
     step, numbers = str(record["step"]), list(record["numbers"])
     if step not in steps or len(numbers) > MOST_NUMBERS:
-        raise InvalidInput(f"a step of {protocol} that is none.")
+        raise InvalidInput(f"not a step of {protocol}.")
     return int(record["client"]), step, numbers
 
 
@@ -227,7 +227,7 @@ def mapping(record: Any) -> dict[int, bytes]:
     """
     numbers, data = list(record["numbers"]), [exact_bytes(one) for one in record["data"]]
     if len(numbers) != len(data) or not all(type(one) is int for one in numbers) or len(numbers) > MOST_NUMBERS:
-        raise InvalidInput("malformed: numbers and letters do not match")
+        raise InvalidInput("malformed: numbers and data do not match")
     if len(set(numbers)) < len(numbers):
         raise InvalidInput("malformed: a number twice")
     return dict(zip(numbers, data, strict=True))

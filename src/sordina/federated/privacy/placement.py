@@ -238,7 +238,7 @@ def check_in_turn(selection: ClientSelection, clients: int, name: str) -> None:
         name: Of the privacy, for the message.
     """
     if not isinstance(selection, ClientsInTurn) or selection.clients_per_round != clients:
-        raise InvalidInput(f"{name} privacy asks {clients} clients in turn: select so many with ClientsInTurn.")
+        raise InvalidInput(f"{name} privacy asks {clients} clients in turn: select that many with ClientsInTurn.")
 
 
 # No privacy: the server sees every update. For comparison, and for data that is public.
