@@ -1,4 +1,4 @@
-"""Numbers under a budget: counts, means, quantiles and tables of a file's persons, and answers that people randomise themselves."""
+"""Numbers under a budget: counts, means, quantiles and tables of a file's persons, and randomised answers."""
 
 from sordina.statistics import local, shuffle
 from sordina.statistics.statistic import Answer
