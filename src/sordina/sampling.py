@@ -96,12 +96,28 @@ class Poisson:
         return self.batch_size
 
     def draw(self, size: int, rng: np.random.Generator) -> Indices:
-        """Toss a coin for each of ``size`` units."""
+        """Toss a coin for each of ``size`` units; of many, draw how far it is from one that takes part to the next."""
+        if size >= _MANY and self.rate < 0.05:
+            return _sparse(size, self.rate, rng)
         return np.flatnonzero(rng.random(size) < self.rate)
 
     def event(self, event: Event) -> Event:
         """``event`` on a Poisson sample."""
         return PoissonSampled(self.rate, event)
+
+
+_MANY = 200_000
+
+
+def _sparse(size: int, rate: float, rng: np.random.Generator) -> Indices:
+    """Heads of ``size`` independent coins: the gaps between them are geometric."""
+    found, last = [], -1
+    while last < size:
+        gaps = rng.geometric(rate, int(1.1 * rate * (size - last)) + 16)
+        places = last + np.cumsum(np.minimum(gaps, size + 1))
+        found.append(places[places < size])
+        last = int(places[-1])
+    return np.concatenate(found)
 
 
 # A batch of a fixed size, uniform without replacement.

@@ -78,3 +78,18 @@ def test_the_sum_is_released_around_its_true_value():
     (answer,) = step.finish(torch.zeros(1), np.random.default_rng(7))
     assert abs(float(answer.answers[0][0]) - 2.5) < 5 * 2.0 * NU
     assert plan.adjacency is Adjacency.ADD_REMOVE
+
+
+def test_many_units_are_drawn_as_by_a_coin_each():
+    """Of many units the gaps are drawn, not the coins: sizes are binomial, every unit is as likely, order is kept."""
+    sampler, size = Poisson(2000, 250_000), 260_000
+    rng = np.random.default_rng(0)
+    drawn = [sampler.draw(size, rng) for _ in range(300)]
+    sizes = np.array([len(one) for one in drawn])
+    expected = size * sampler.rate
+    assert abs(sizes.mean() - expected) < 4 * np.sqrt(expected / 300)
+    assert 0.8 < sizes.var() / expected < 1.2
+    assert all((np.diff(one) > 0).all() and one[0] >= 0 and one[-1] < size for one in drawn)
+    counts = np.histogram(np.concatenate(drawn), 50, (0, size))[0]
+    assert abs(counts / counts.mean() - 1).max() < 5 / np.sqrt(counts.mean())
+    assert len(Poisson(1e-300, size).draw(size, rng)) == 0

@@ -220,20 +220,27 @@ def add_noise(total: Floats, sensitivity: float, multiplier: float, rng: np.rand
     return grid.add(grid.round(np.array(total, dtype=np.float64)), noise)
 
 
-def fitted_rows(estimator: PrivateEstimator, X: Any) -> Floats:
+def fitted_rows(estimator: PrivateEstimator, X: Any, dtype: Any = np.float64) -> Any:
     """Rows to predict for, checked against those of the fit.
 
     Args:
         estimator: Must have been fitted.
         X: Rows.
+        dtype: As of `checked_rows`.
     """
     check_is_fitted(estimator, "guarantee_")
-    return checked_rows(estimator, X, reset=False)[0]
+    return checked_rows(estimator, X, reset=False, dtype=dtype)[0]
 
 
 def checked_rows(
-    estimator: PrivateEstimator, X: Any, y: Any = None, *, reset: bool = True, with_target: bool = False
-) -> tuple[Floats, Any]:
+    estimator: PrivateEstimator,
+    X: Any,
+    y: Any = None,
+    *,
+    reset: bool = True,
+    with_target: bool = False,
+    dtype: Any = np.float64,
+) -> tuple[Any, Any]:
     """``X`` (and ``y``) as scikit-learn checks them, names of columns remembered.
 
     Args:
@@ -242,6 +249,7 @@ def checked_rows(
         y: Targets, or None.
         reset: True in ``fit``, false in ``predict``.
         with_target: Whether targets must be there.
+        dtype: Of the rows; of a list, the first unless the rows are of another of it.
     """
     if with_target and y is None:
         raise InvalidInput(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
@@ -253,27 +261,28 @@ def checked_rows(
     try:
         from sklearn.utils.validation import validate_data
     except ImportError:  # scikit-learn before 1.6
-        rows = estimator._validate_data(X, reset=reset, dtype=np.float64)
+        rows = estimator._validate_data(X, reset=reset, dtype=dtype)
         if y is not None:
-            rows, y = check_X_y(rows, y, dtype=np.float64)
-        return check_array(rows, dtype=np.float64), y
+            rows, y = check_X_y(rows, y, dtype=dtype)
+        return check_array(rows, dtype=dtype), y
     if y is None:
-        return validate_data(estimator, X, reset=reset, dtype=np.float64), None
-    rows, y = validate_data(estimator, X, y, reset=reset, dtype=np.float64)
+        return validate_data(estimator, X, reset=reset, dtype=dtype), None
+    rows, y = validate_data(estimator, X, y, reset=reset, dtype=dtype)
     return rows, y
 
 
-def scaled(rows: Floats, bounds: Any) -> Floats:
-    """``rows`` clipped to ``bounds`` and moved to [0, 1], column by column.
+def scaled(rows: Any, bounds: Any) -> Any:
+    """``rows`` clipped to ``bounds`` and moved to [0, 1], column by column, in their own precision.
 
     Args:
         rows: One row per record.
         bounds: ``(low, high)``, numbers or one number per column.
     """
     low, high = _limits("bounds", bounds, rows.shape[1])
-    moved: Floats = np.clip(rows, low, high)
-    moved -= low  # in place: a million rows are copied once
-    moved /= high - low
+    moved = np.clip(rows, low.astype(rows.dtype), high.astype(rows.dtype))
+    if (low != 0).any() or (high != 1).any():
+        moved -= low  # in place: a million rows are copied once
+        moved /= high - low
     return moved
 
 

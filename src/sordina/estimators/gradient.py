@@ -39,6 +39,12 @@ from sordina.training import Trainer
 from sordina.training.learning_rates import AutomaticRate
 from sordina.training.trainer import make_schedule
 
+PRECISIONS = (np.float64, np.float32)
+"""Of rows that are trained on in single precision anyway: those of a prepared table are not copied into doubles."""
+_ROWS_AT_ONCE = 65_536
+_MOST_DRAWN = 4_000_000
+"""Rows drawn in a fit of a linear model, unless 400 steps need more; chosen on made-up tables."""
+
 
 class GradientEstimator(PrivateEstimator):
     """Stores the options, trains ``self._module`` and keeps its weights as arrays."""
@@ -84,7 +90,7 @@ class GradientEstimator(PrivateEstimator):
             dataset_budget=self.dataset_budget,
             seed=None if self.random_state is None else int(self.random_state),
         )  # fmt: skip
-        run = trainer.fit(TensorDataset(torch.from_numpy(rows.astype(np.float32)), targets))
+        run = trainer.fit(TensorDataset(torch.from_numpy(rows.astype(np.float32, copy=False)), targets))
         warn_of_delta(run.warning)
         self.guarantee_, self.cost_ = run.guarantee, run.guarantee.epsilon
         self.event_, self.releasable_ = run.plan.event(run.steps), self.random_state is None
@@ -118,11 +124,12 @@ class GradientEstimator(PrivateEstimator):
         return AutomaticRate()
 
     def _outputs(self, X: Any) -> Floats:
-        rows = fitted_rows(self, X)
+        rows = fitted_rows(self, X, PRECISIONS)
         module = self._module(rows.shape[1])
         module.load_state_dict({name: torch.from_numpy(value) for name, value in self.weights_.items()})
+        inputs = torch.from_numpy(scaled(rows, self.bounds_).astype(np.float32, copy=False))
         with torch.no_grad():
-            outputs = module(torch.from_numpy(scaled(rows, self.bounds_).astype(np.float32)))
+            outputs = torch.cat([module(part) for part in torch.split(inputs, _ROWS_AT_ONCE)])
         answers: Floats = outputs.numpy().astype(np.float64)
         return answers
 
@@ -159,7 +166,7 @@ class GradientClassifier(ClassifierMixin, GradientEstimator):
             persons: Whose row it is; the unit of privacy is then a person.
             classes: The public list of classes; None takes those of ``y``, which then count as public.
         """
-        rows, y = checked_rows(self, X, y, with_target=True)
+        rows, y = checked_rows(self, X, y, with_target=True, dtype=PRECISIONS)
         self.classes_, codes = checked_classes(y, classes)
         unit_rows = scaled(rows, self.bounds_)
         self._train(self._module(rows.shape[1]), self._loss, unit_rows, torch.from_numpy(codes), persons)
@@ -307,14 +314,15 @@ def batch_size_for(units: int, least: int = 64) -> int:
 
 
 def epochs_for(units: int, batch_size: int) -> float:
-    """Passes of a linear model over the rows: 40, but from 400 to 2560 steps.
+    """Passes of a linear model over the rows: 40, but from 400 to 2560 steps, and fewer where that is millions of rows.
 
     Args:
         units: Number of rows, or of persons.
         batch_size: Expected size of a batch.
     """
     step = batch_size / max(units, 1)
-    return max(1.0, min(max(40.0, 400 * step), 2560 * step))
+    most = max(400.0, min(2560.0, _MOST_DRAWN / batch_size))
+    return max(1.0, min(max(40.0, 400 * step), most * step))
 
 
 def travel_for(units: int) -> float:

@@ -43,7 +43,7 @@ from sordina.estimators._base import (
 from sordina.estimators._basis import ROWS_PER_HAT, FourierFeatures, HatFeatures, knots_for, number_columns
 from sordina.estimators._bins import binned_features
 from sordina.estimators._convex import LogisticLoss, MarginLoss, SmoothedHinge, shortened, signs_of
-from sordina.estimators.gradient import GradientClassifier, ProbabilityMixin, travel_for
+from sordina.estimators.gradient import PRECISIONS, GradientClassifier, ProbabilityMixin, travel_for
 from sordina.estimators.perturbation import FunctionalMechanism, ObjectivePerturbation, OutputPerturbation
 from sordina.privacy import Budget
 from sordina.training.learning_rates import AutomaticRate
@@ -94,7 +94,7 @@ class LinearClassifier(GradientClassifier):
             classes: The public list of classes; None takes those of ``y``, which then count as public.
         """
         self._check()
-        rows, y = checked_rows(self, X, y, with_target=True)
+        rows, y = checked_rows(self, X, y, with_target=True, dtype=PRECISIONS)
         self.classes_, codes = checked_classes(y, classes)
         unit_rows = scaled(rows, self.bounds_)
         units = len(rows) if persons is None else len(np.unique(persons))
@@ -135,7 +135,7 @@ class LinearClassifier(GradientClassifier):
         rng = self._rng()
         kept, most, unit = limited(persons, self.rows_per_person, len(unit_rows), rng)
         features = self._features(unit_rows.shape[1])
-        rows = unit_rows[kept] if features is None else _mapped(features, unit_rows[kept])
+        rows = unit_rows[kept].astype(np.float64) if features is None else _mapped(features, unit_rows[kept])
         rows = np.column_stack([rows, np.ones(len(rows))])
         bound = self._row_norm(unit_rows.shape[1]) if self.row_norm is None else float(self.row_norm)
         signs = signs_of(codes[kept], len(self.classes_))
