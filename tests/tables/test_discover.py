@@ -9,7 +9,7 @@ import pytest
 import sordina as sd
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.privacy import Guarantee, Unit
-from sordina.tables import ColumnKind, Schema, complete_privately, draft_schema, plan_discovery
+from sordina.tables import ColumnKind, Prepare, Schema, complete_privately, draft_schema, plan_discovery
 from sordina.tables.discover import advice, stability_threshold
 
 
@@ -171,3 +171,39 @@ def test_for_how_many_a_delta_is_meant_is_said():
     frame = pd_with_rare()
     found, guarantee = complete_privately(draft_schema(frame), frame, budget=sd.Budget(1, 0.01))
     assert any("far fewer than 100 records" in line for line in advice(found, guarantee))
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["1,234", "12", "1,000,000"], {"kind": "number", "thousands": ","}),
+        (["1.234,5", "12,25"], {"kind": "number", "thousands": ".", "decimal": ","}),
+        (["12,5", "3,25"], {"kind": "number", "thousands": ".", "decimal": ","}),
+        (["3.5 kg", "70 kg", ""], {"kind": "number", "unit": "kg"}),
+        (["$1,200", "$3"], {"kind": "number", "thousands": ",", "unit": "$"}),
+        (["31.12.2020", "01.02.2021"], {"kind": "date", "format": "%d.%m.%Y"}),
+        (["12/31/2020", "01/02/2021"], {"kind": "date", "format": "%m/%d/%Y"}),
+        (["P001", "P002"], {"kind": "category"}),
+        (["1a", "2b"], {"kind": "category"}),
+    ],
+)
+def test_how_numbers_and_dates_are_written_is_seen(texts, expected):
+    frame = pandas.DataFrame({"x": texts})
+    assert draft_schema(frame).to_dict()["columns"]["x"] == expected
+
+
+def test_numbers_are_read_as_they_are_written():
+    column = {"kind": "number", "low": 0, "high": 10_000, "thousands": ".", "decimal": ",", "unit": "EUR"}
+    schema = Schema.load({"columns": {"x": column}})
+    assert Schema.load(schema.to_dict()) == schema
+    frame = pandas.DataFrame({"x": ["1.234,5 EUR", "EUR 7", "-3", "NA", "10.000"]})
+    np.testing.assert_allclose(Prepare(schema).transform(frame)[:, 0], [0.12345, 0.0007, 0, 0.5, 1], atol=1e-7)
+    for wrong in ("1,234.5", "12.34", "1.2345 EUR", "7 USD"):
+        with pytest.raises(InvalidInput, match="row 1, column 'x' does not hold a number"):
+            Prepare(schema).transform(pandas.DataFrame({"x": [wrong]}))
+
+
+@pytest.mark.parametrize("fields", [{"decimal": ",", "thousands": ","}, {"decimal": ".."}, {"thousands": "xx"}])
+def test_marks_that_are_none(fields):
+    with pytest.raises(InvalidInput, match="two different marks"):
+        Schema.load({"columns": {"x": {"kind": "number", **fields}}})

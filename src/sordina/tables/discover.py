@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,10 @@ _SEEMS = 0.9
 """Part of the values that must be written as a number or a date for a column to seem one."""
 _ALSO_MISSING = ("-", "--", ".", "n/a", "na", "none", "unknown", "#N/A", "<NA>")
 """What stands for a missing number or date in some files, and would be a value elsewhere."""
+_MARKS = (("", "."), (",", "."), (".", ","), (" ", ","), ("'", "."), ("", ","))
+_FORMATS = ("", "%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M")
+_NUMBER_AND_UNIT = re.compile(r"([^\w\s.,'+-]*)\s*[+-]?[\d.,' ]*\d\s*([^\d\s.,'+-]*)")
+"""How numbers and dates are written, the usual first; a unit before a number is a sign such as that of a currency."""
 
 
 def draft_schema(
@@ -66,10 +71,12 @@ def draft_schema(
         raise InvalidInput("the table has no rows.")
     columns = []
     for name in names:
-        kind = ColumnKind.PERSON if name == person else guess_kind(first.columns[name])
-        if name in groups or (name == target and kind not in (ColumnKind.NUMBER, ColumnKind.CATEGORY)):
-            kind = ColumnKind.CATEGORY
-        columns.append(ColumnSchema(name, kind, missing=_missing(first.columns[name], kind)))
+        seems = replace(guess_column(first.columns[name]), name=name)
+        if name == person:
+            seems = ColumnSchema(name, ColumnKind.PERSON)
+        elif name in groups or (name == target and seems.kind not in (ColumnKind.NUMBER, ColumnKind.CATEGORY)):
+            seems = ColumnSchema(name, ColumnKind.CATEGORY)
+        columns.append(replace(seems, missing=_missing(first.columns[name], seems.kind)))
     if person is not None and rows_per_person is None:
         rows_per_person = 1
     return Schema(tuple(columns), target, person, rows_per_person, tuple(groups))
@@ -92,6 +99,14 @@ def advice(schema: Schema, guarantee: Guarantee | None = None, *, drafted: bool 
             lines.append(limit)
     if guarantee is not None and schema.unfilled:
         lines.append("Of these nothing stood out from the noise at this epsilon: they stay open.")
+    for column in schema.columns if drafted else ():
+        if column.format:
+            lines.append(f"Dates of {column.name} are read as {column.format}: check that it is so.")
+        if not column.written_plainly:
+            marks = [
+                f"{one} {getattr(column, one)!r}" for one in ("thousands", "decimal", "unit") if getattr(column, one)
+            ]
+            lines.append(f"Numbers of {column.name} are read with {', '.join(marks)}: check that it is so.")
     for name, fields in schema.unfilled.items():
         lines.append(f"To state, from what you know without the data: {name} ({', '.join(fields)}).")
     if schema.unfilled:
@@ -103,30 +118,46 @@ def advice(schema: Schema, guarantee: Guarantee | None = None, *, drafted: bool 
     return lines
 
 
-def guess_kind(raw: NDArray[Any]) -> ColumnKind:
+def guess_column(raw: NDArray[Any]) -> ColumnSchema:
     """What a column seems to hold, from how its values are written; a few that are written otherwise do not count.
 
     Args:
         raw: The column as it was read.
     """
-    schema = Schema((ColumnSchema("column", ColumnKind.TEXT),))
-    column = schema["column"]
-    lenient = ColumnSchema("column", ColumnKind.TEXT, missing=(*MISSING, *_ALSO_MISSING))
+
+    def seems(kind: ColumnKind, **fields: str) -> ColumnSchema:
+        return ColumnSchema("column", kind, **fields)  # type: ignore[arg-type]
+
+    schema = Schema((seems(ColumnKind.TEXT),))
     if raw.dtype.kind == "M":
-        return ColumnKind.DATE
+        return seems(ColumnKind.DATE)
     if raw.dtype.kind == "b":
-        return ColumnKind.CATEGORY
-    present = present_texts(raw, column, schema)
+        return seems(ColumnKind.CATEGORY)
+    present = present_texts(raw, schema["column"], schema)
     if not present:
-        return ColumnKind.IGNORED
-    written = present_texts(raw, lenient, schema)
+        return seems(ColumnKind.IGNORED)
+    missing = (*MISSING, *_ALSO_MISSING)
+    written = present_texts(raw, replace(schema["column"], missing=missing), schema)
     enough = max(1.0, _SEEMS * len(written))
-    if len(readable_numbers(raw, lenient, schema)) >= enough:
-        return ColumnKind.NUMBER
-    digits = sum(text[:1].isdigit() for text in written) >= enough
-    if digits and len(readable_numbers(raw, replace(lenient, kind=ColumnKind.DATE), schema)) >= enough:
-        return ColumnKind.DATE
-    return ColumnKind.TEXT if float(np.mean([len(text) for text in present])) > _LONG_TEXT else ColumnKind.CATEGORY
+    guesses = [seems(ColumnKind.NUMBER)]
+    if sum(any(map(str.isdigit, text)) for text in written) >= enough:
+        unit = _unit(written, enough)
+        guesses += [seems(ColumnKind.NUMBER, thousands=one, decimal=two, unit=unit) for one, two in _MARKS]
+        if sum(text[:1].isdigit() for text in written) >= enough:
+            guesses += [seems(ColumnKind.DATE, format=one) for one in _FORMATS]
+    for guess in guesses:
+        if len(readable_numbers(raw, replace(guess, missing=missing), schema)) >= enough:
+            return guess
+    long = float(np.mean([len(text) for text in present])) > _LONG_TEXT
+    return seems(ColumnKind.TEXT if long else ColumnKind.CATEGORY)
+
+
+def _unit(written: list[str], enough: float) -> str:
+    """What stands before or behind the number in almost all of ``written``, if it is one text."""
+    found = [_NUMBER_AND_UNIT.fullmatch(text) for text in written]
+    units = Counter((one[1] + one[2]).strip() for one in found if one is not None)
+    unit, count = units.most_common(1)[0] if units else ("", 0)
+    return unit if count >= enough else ""
 
 
 def _missing(raw: NDArray[Any], kind: ColumnKind) -> tuple[str, ...] | None:

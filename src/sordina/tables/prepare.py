@@ -301,6 +301,8 @@ def _read_numbers(
         absent = [_number(text) for text in schema.missing_for(column) if _text(_number(text)) == text]
         return values, np.isnan(values) | np.isin(values, absent)
     texts, gaps = _texts(raw, schema.missing_for(column))
+    if not column.written_plainly:
+        texts = [plain_number(text, column) for text in texts]
     return _parsed(texts, gaps), gaps
 
 
@@ -353,6 +355,22 @@ def _parsed(texts: list[str], gaps: NDArray[np.bool_]) -> NDArray[np.float64]:
     except ValueError:
         pass
     return np.fromiter((_number(text) for text in kept), np.float64, len(kept))
+
+
+def plain_number(text: str, column: ColumnSchema) -> str:
+    """A number as programs write it, from how ``column`` writes it; "nan" where it does not.
+
+    Args:
+        text: What stands in the file.
+        column: Its marks and its unit.
+    """
+    text = text.removeprefix(column.unit).removesuffix(column.unit).strip()
+    whole, _, decimals = text.partition(column.decimal)
+    sign, digits = (whole[:1], whole[1:]) if whole[:1] in ("+", "-") else ("", whole)
+    groups = digits.split(column.thousands) if column.thousands else [digits]
+    if len(groups) > 1 and (not 1 <= len(groups[0]) <= 3 or any(len(one) != 3 for one in groups[1:])):
+        return "nan"
+    return f"{sign}{''.join(groups)}.{decimals}" if decimals else f"{sign}{''.join(groups)}"
 
 
 def _number(text: str) -> float:

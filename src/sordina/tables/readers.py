@@ -323,7 +323,7 @@ def _arrow_parser(rows: _CsvRows, schema: Schema) -> Any:
 def _missing_in(schema: Schema, name: str) -> list[str] | None:
     """What stands for a missing value in a column of numbers; None for other columns, and where a number does."""
     known = [column for column in schema.columns if column.name == name]
-    if not known or known[0].kind is not ColumnKind.NUMBER:
+    if not known or known[0].kind is not ColumnKind.NUMBER or not known[0].written_plainly:
         return None
     missing = schema.missing_for(known[0])
     return None if any(_is_number(text) for text in missing) else list(missing)

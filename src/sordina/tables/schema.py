@@ -19,7 +19,8 @@ It is a small TOML file. For each column it names the kind and what sensitivity 
 =============  ====================================================================================================
 kind           fields
 =============  ====================================================================================================
-``number``     ``low``, ``high`` (required), ``scale`` ("linear" or "log"), ``optional``
+``number``     ``low``, ``high`` (required), ``scale`` ("linear" or "log"), ``optional``; where numbers are written
+               otherwise than 1234.5, ``thousands`` and ``decimal`` (``1.234,5``) and ``unit`` (``1234.5 kg``)
 ``category``   ``values`` (required), ``optional``
 ``date``       ``low``, ``high`` (required, ISO dates), ``format`` (as in ``strptime``; ISO by default), ``optional``
 ``text``       kept as it is, for language models; no column of a prepared table
@@ -53,7 +54,8 @@ else:
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 """What stands for a missing value unless the schema says otherwise."""
-_COLUMN_FIELDS = {"kind", "low", "high", "scale", "values", "format", "optional", "missing"}
+_WRITTEN = ("thousands", "decimal", "unit")
+_COLUMN_FIELDS = {"kind", "low", "high", "scale", "values", "format", "optional", "missing", *_WRITTEN}
 _TABLE_FIELDS = {"target", "person", "rows_per_person", "groups", "missing", "columns", "rows"}
 
 
@@ -85,6 +87,9 @@ class ColumnSchema:
         format: How dates are written; ISO 8601 if empty.
         optional: Whether values may be missing.
         missing: What stands for a missing value in this column; None for the table's own list.
+        thousands: What stands between groups of three digits, if anything.
+        decimal: What stands before the decimals.
+        unit: What stands before or behind every number.
     """
 
     name: str
@@ -96,6 +101,14 @@ class ColumnSchema:
     format: str = ""
     optional: bool = True
     missing: tuple[str, ...] | None = None
+    thousands: str = ""
+    decimal: str = "."
+    unit: str = ""
+
+    @property
+    def written_plainly(self) -> bool:
+        """Whether numbers are written as programs write them."""
+        return (self.thousands, self.decimal, self.unit) == ("", ".", "")
 
     @property
     def unfilled(self) -> tuple[str, ...]:
@@ -117,6 +130,11 @@ class ColumnSchema:
             raise InvalidInput(f"{where}: low must be below high, got {self.low:g} and {self.high:g}.")
         if len(set(self.values)) < len(self.values):
             raise InvalidInput(f"{where}: a category is listed twice.")
+        if not self.written_plainly and self.kind is not ColumnKind.NUMBER:
+            raise InvalidInput(f"{where}: thousands, decimal and unit are for numbers.")
+        marks = [self.decimal, self.thousands]
+        if len(self.decimal) != 1 or len(self.thousands) > 1 or len(set(marks)) < 2 or any(map(str.isalnum, marks)):
+            raise InvalidInput(f"{where}: decimal and thousands must be two different marks of one character each.")
 
 
 @dataclass(frozen=True)
@@ -289,6 +307,9 @@ def _column(name: str, facts: Any) -> ColumnSchema:
         format=_text(f"{where}: format", facts.get("format")) or "",
         optional=optional,
         missing=None if "missing" not in facts else _texts(f"{where}: missing", facts["missing"]),
+        thousands=_text(f"{where}: thousands", facts.get("thousands")) or "",
+        decimal=_text(f"{where}: decimal", facts.get("decimal")) or ".",
+        unit=(_text(f"{where}: unit", facts.get("unit")) or "").strip(),
     )  # fmt: skip
 
 
@@ -335,6 +356,9 @@ def _column_to_dict(column: ColumnSchema) -> dict[str, Any]:
         facts["scale"] = column.scale
     if column.format:
         facts["format"] = column.format
+    for name, usual in zip(_WRITTEN, ("", ".", ""), strict=True):
+        if getattr(column, name) != usual:
+            facts[name] = getattr(column, name)
     if not column.optional:
         facts["optional"] = False
     if column.missing is not None:
