@@ -145,3 +145,15 @@ SCHEMA_DICT = {
         "outcome": {"kind": "category", "values": ["well", "ill"]},
     },
 }
+
+
+def test_groups_beside_three_classes_end_a_run_as_they_should(clients, monkeypatch, capsys):
+    """Fairness is measured on a decision between two; a run with more classes was stopped by it, at its very end."""
+    three = SCHEMA.replace('["well", "ill"]', '["well", "ill", "cured"]')
+    (clients / "three.toml").write_text(three)
+    (clients / "all.csv").write_text((clients / "all.csv").read_text().replace("A,well", "A,cured"))
+    code, _, err = sordina(
+        monkeypatch, capsys, "federate", "all.csv", "--client-column", "hospital", "--schema", "three.toml",
+        "--strategy", "fedavg", "--rounds", 2, "--seed", 0, "--out", "run",
+    )  # fmt: skip
+    assert code == 0, err

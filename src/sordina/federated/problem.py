@@ -232,11 +232,16 @@ class FederatedProblem:
         return Validation(self.objective, self.held_out, self.classes, sample)
 
     def fairness(self, models: Tensor) -> dict[str, Fairness]:
-        """How the groups among the held-out clients fare, each client using the model that fits it best."""
+        """How the groups among the held-out clients fare, each client using the model that fits it best.
+
+        Nothing where there is no decision between two answers: for numbers, or for more classes.
+        """
         if not self.federation.groups or self.held_out is None:
             return {}
         cohort = self.held_out.cohort(np.arange(len(self.held_out)))
         outputs, targets = choose(self.objective, models, cohort, best(self.objective, models, cohort))
+        if self.federation.outcome is None and not (self.classes and outputs.shape[-1] <= 2):
+            return {}
         values = predicted_class(outputs) if self.classes else outputs
         report = {}
         for name, groups in self.federation.groups.items():
