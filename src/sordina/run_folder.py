@@ -400,6 +400,8 @@ def read_claim(path: str | Path, *, check_model: bool = True) -> PrivacyClaim:
         check_model: False reads the claim alone.
     """
     path = Path(path)
+    if not (path / PRIVACY).exists() and (path / INNER).is_dir():
+        raise InvalidInput(f"the run in {path} has not finished: go on with it (--resume, or resume_from_checkpoint).")
     claim = PrivacyClaim.from_dict(read_json(path / PRIVACY), str(path / PRIVACY))
     told, named = claim.more.get(MODEL_HASH), claim.more.get(MODEL_FILE)
     name = named if named in (MODELS, TABLE_MODEL, ADAPTER_MODEL) else MODEL

@@ -11,11 +11,12 @@ from tests.integrations import tiny
 from typer.testing import CliRunner
 
 import sordina as sd
+from sordina.auditing.language import base_of_folder
 from sordina.cli.main import app
 from sordina.errors import InvalidInput
 from sordina.integrations.text_files import read_texts
-from sordina.integrations.text_run import model_folder
-from sordina.run_folder import read_claim
+from sordina.integrations.text_run import TextRecipe, model_folder, train_texts
+from sordina.run_folder import PRIVACY, read_claim
 
 SCHEMA = """
 target = "topic"
@@ -99,6 +100,22 @@ def test_a_language_model_on_lines(place, tmp_path):
     done, text = said("predict", out, place / "lines.txt")
     assert text.splitlines()[0] == "loss"
     assert len(text.splitlines()) == 41
+    assert base_of_folder(out) == place / "gpt2"
+    (out / PRIVACY).unlink()
+    done, text = said("predict", out, place / "lines.txt")
+    assert "has not finished" in str(done.exception)
+
+
+def test_few_texts_take_a_batch_that_fits(place, tmp_path):
+    recipe = TextRecipe(str(place / "lines.txt"), str(place / "gpt2"), task="causal-lm", epochs=0.5, delta=1e-3)
+    done = train_texts(recipe, tmp_path / "run")
+    assert done.run.plan.sampler.batch_size == 10
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["batch_size"] == 10
+
+
+def test_an_encoder_is_no_language_model(place, tmp_path):
+    with pytest.raises(InvalidInput, match="depends on the words after it"):
+        train_texts(TextRecipe(str(place / "lines.txt"), str(place / "bert"), task="causal-lm"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

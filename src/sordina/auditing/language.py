@@ -28,6 +28,7 @@ from sordina.auditing.membership.text_attacks import TEXT_ATTACKS, TextAttack, T
 from sordina.errors import InvalidInput, Unsupported
 from sordina.privacy import check_seed
 from sordina.progress import Progress, silent
+from sordina.run_folder import RECIPE
 
 FORWARD_ATTACKS = (*TEXT_ATTACKS, "zlib", "noisy", "noisy-referenced")
 """Attacks that train nothing."""
@@ -176,6 +177,22 @@ def open_causal_model(folder: str | Path, tokenizer: str | Path | None = None) -
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{folder} does not hold a causal language model with its tokenizer: {reason}") from error
     return OpenedModel(model.eval(), words)
+
+
+def base_of_folder(folder: str | Path) -> Path | None:
+    """The folder of the model that a fine-tune began as, if what lies in ``folder`` names one that is there.
+
+    Args:
+        folder: What `sordina train` or `peft` left.
+    """
+    for name, key in ((RECIPE, "model"), ("adapter_config.json", "base_model_name_or_path")):
+        try:
+            named = json.loads((Path(folder) / name).read_text(encoding="utf-8")).get(key)
+        except (OSError, ValueError, AttributeError):
+            continue
+        if named and (Path(named) / "config.json").is_file():
+            return Path(named)
+    return None
 
 
 def read_texts(path: str | Path, column: str = "text") -> list[str]:

@@ -19,7 +19,10 @@ def lm(
     model: Annotated[Path, typer.Argument(help="Folder of a causal model or adapter, as save_pretrained leaves it.")],
     members: Annotated[Path, typer.Option(help="Texts that were trained on: .txt (a line each), .csv or .jsonl.")],
     non_members: Annotated[Path, typer.Option(help="Texts of the same kind that were not.")],
-    base: Annotated[Path | None, typer.Option(help="Folder of the model that the fine-tuning started from.")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the model that the fine-tuning started from; what the folder names if left out."),
+    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder of the tokenizer, if not beside the model.")] = None,
     column: Annotated[str, typer.Option(help="Column or key that holds the text, in .csv and .jsonl.")] = "text",
     length: Annotated[int, typer.Option(help="Tokens of a text to look at, at most.")] = 128,
@@ -51,7 +54,13 @@ def lm(
     Example: `sordina audit lm runs/letters --base gpt2 --members in.txt --non-members out.txt --claim 8,1e-5`
     """
     from sordina.auditing.findings import claim_from
-    from sordina.auditing.language import audit_language_model, language_attacks, open_causal_model, read_texts
+    from sordina.auditing.language import (
+        audit_language_model,
+        base_of_folder,
+        language_attacks,
+        open_causal_model,
+        read_texts,
+    )
     from sordina.auditing.membership.shadows import PlainTraining
     from sordina.auditing.runs import write_audit
     from sordina.cli.audit import bar, stop_if
@@ -74,6 +83,9 @@ def lm(
     texts = [read_texts(path, column) for path in (members, non_members)]
     recipe = PlainTraining(epochs, batch_size, learning_rate, "adamw")
     _quiet()
+    base = base or base_of_folder(model)
+    if base is None and not as_json:
+        say("No base model: attacks that compare with it are left out (--base).")
     opened = open_causal_model(model, tokenizer)
     before = None if base is None else open_causal_model(base, tokenizer or base).model
     inside, outside = (opened.tokens(part, length) for part in texts)

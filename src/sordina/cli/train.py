@@ -76,7 +76,7 @@ class TrainingOptions:
     ] = None
     threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None
     batch_size: Annotated[
-        int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: 512).")
+        int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: at most 512).")
     ] = None
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the data; left out, chosen from public facts (texts: 10).")
@@ -256,7 +256,7 @@ def _train_texts(
         source, model, None if file.schema is None else str(file.schema),
         texts.task or (CAUSAL if file.schema is None else CLASSIFICATION),
         test=None if file.test is None else str(file.test), lora=texts.lora, epsilon=training.epsilon,
-        delta=training.delta, epochs=training.epochs or 10.0, batch_size=training.batch_size or 512,
+        delta=training.delta, epochs=training.epochs or 10.0, batch_size=training.batch_size,
         microbatch=training.microbatch, learning_rate=training.learning_rate,
         clipping=training.clipping or "typical-norm", threshold=training.threshold,
         max_tokens=texts.max_tokens, test_share=file.test_share, seed=training.seed,

@@ -7,7 +7,9 @@ import json
 import math
 import secrets
 import shlex
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ CLASSIFICATION, CAUSAL = "classification", "causal-lm"
 TASKS = (CLASSIFICATION, CAUSAL)
 RATES = {"lora": 1e-3, "all": 5e-4}
 """Learning rates for AdamW if none is stated: those that Li et al. (2022) and Yu et al. (2022) found good."""
+USUAL_BATCH, AT_ONCE = 512, 16
+"""Texts (or persons) in a batch, and in memory at once, if neither is stated."""
 _SCORED_AT_ONCE = 32
 
 
@@ -47,7 +51,7 @@ class TextRecipe:
         epsilon: Of the budget.
         delta: Of the budget.
         epochs: Passes over the texts, on average.
-        batch_size: Expected texts (or persons) in a batch.
+        batch_size: Expected texts (or persons) in a batch; None takes 512, or a quarter of all where they are fewer.
         microbatch: How many are in memory at once.
         learning_rate: Of AdamW; None takes a usual one.
         clipping: The policy's name.
@@ -68,7 +72,7 @@ class TextRecipe:
     epsilon: float = 3.0
     delta: float = 1e-5
     epochs: float = 3.0
-    batch_size: int = 512
+    batch_size: int | None = None
     microbatch: int | None = None
     learning_rate: float | None = None
     clipping: str = "online"
@@ -143,6 +147,22 @@ def model_folder(name: str) -> Path:
     )
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars and reports of transformers about files that it reads and writes."""
+    logging = _transformers().utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@_quiet()
 def train_texts(
     recipe: TextRecipe,
     folder: str | Path,
@@ -168,8 +188,9 @@ def train_texts(
     progress("reading the texts")
     train, held, split_seed = _read(recipe, Path(folder) / RUN_FOLDER if resume else None)
     model, tokenizer = _build(recipe, train)
+    recipe = replace(recipe, batch_size=_batch_size(recipe, train))
     trainer = PrivateTrainer(
-        model=model, args=_arguments(recipe, folder), processing_class=tokenizer,
+        model=model, args=_arguments(recipe, Path(folder)), processing_class=tokenizer,
         train_dataset=_Items(train, tokenizer, recipe),
         data_collator=_collator(tokenizer, recipe), budget=Budget(recipe.epsilon, recipe.delta), users=train.users,
         clipping=named(recipe.clipping, recipe.threshold), ledger=ledger, dataset_budget=dataset_budget,
@@ -192,14 +213,22 @@ def train_texts(
     return TextRun(trainer.run, scores)
 
 
-def _arguments(recipe: TextRecipe, folder: str | Path) -> Any:
-    at_once = min(recipe.microbatch or 16, recipe.batch_size)
-    if recipe.batch_size % at_once:
-        raise InvalidInput(
-            f"a batch of {recipe.batch_size} is not made of whole micro-batches of {at_once}: choose a multiple."
-        )
+def _batch_size(recipe: TextRecipe, train: TextTable) -> int:
+    """What was asked for, or the usual, in whole micro-batches; how many units there are is public."""
+    if recipe.batch_size is not None:
+        return recipe.batch_size
+    units = len(train) if train.owners is None else len(np.unique(train.owners))
+    size = min(USUAL_BATCH, max(1, units // 4))
+    return size - size % min(recipe.microbatch or AT_ONCE, size)
+
+
+def _arguments(recipe: TextRecipe, folder: Path) -> Any:
+    size = recipe.batch_size or USUAL_BATCH
+    at_once = min(recipe.microbatch or AT_ONCE, size)
+    if size % at_once:
+        raise InvalidInput(f"a batch of {size} is not made of whole micro-batches of {at_once}: choose a multiple.")
     return _transformers().TrainingArguments(
-        str(folder), per_device_train_batch_size=at_once, gradient_accumulation_steps=recipe.batch_size // at_once,
+        str(folder), per_device_train_batch_size=at_once, gradient_accumulation_steps=size // at_once,
         num_train_epochs=recipe.epochs, learning_rate=recipe.learning_rate or RATES["lora" if recipe.lora else "all"],
         weight_decay=0.0, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="epoch",
         use_cpu=not torch.cuda.is_available(),
@@ -251,10 +280,26 @@ def _build(recipe: TextRecipe, table: TextTable) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{path} cannot be opened as a model for {recipe.task}: {reason}") from error
+    if recipe.task == CAUSAL:
+        _check_causal(model, path)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
     return (model if recipe.lora is None else _with_lora(model, recipe)), tokenizer
+
+
+@torch.no_grad()
+def _check_causal(model: Any, path: Path) -> None:
+    """Refuse an encoder: it reads the words that it is to predict, and learns to copy them."""
+    tokens = torch.arange(8)[None] % model.get_input_embeddings().num_embeddings
+    other = tokens.clone()
+    other[0, -1] = 0
+    one, two = (model.eval()(input_ids=each).logits[0, :-1] for each in (tokens, other))
+    if float((one - two).abs().max()) > 1e-5 * float(one.abs().max()):  # exactly 0 in a causal model
+        raise InvalidInput(
+            f"{path} is no causal language model: what it says of a place depends on the words after it. Take one such "
+            "as GPT-2, or --task classification."
+        )
 
 
 def _with_lora(model: Any, recipe: TextRecipe) -> Any:
@@ -387,6 +432,7 @@ def is_text_model(folder: str | Path) -> bool:
     return path.is_file() and read_json(path).get("kind") == "texts"
 
 
+@_quiet()
 def predict_texts(folder: str | Path, source: Any, *, encoding: str = "utf-8", separator: str = ",") -> dict[str, Any]:
     """Classes and probabilities of new texts (or their mean loss, for a language model), by column.
 
