@@ -83,6 +83,7 @@ READING = {
     "where": lambda h, x: torch.where(far(x.mean()), h * 3, h.sin()),
     "where, any": lambda h, x: torch.where(far(x).any(), h * 3, h.sin()),
     "where, by column": lambda h, x: torch.where(far(x.mean(0)), h * 3, h.sin()),
+    "where, by many columns": lambda h, x: torch.where(far(x.mean(0)).repeat(6)[:4], h * 3, h.sin()),
     "a product": lambda h, x: h.sin() + far(x.mean()) * h,
 }
 

@@ -80,6 +80,8 @@ class Reads:
         """Watch for values computed from ``samples``, of ``rows`` samples; answers at ``turned`` are negated."""
         self.rows, self.turned = rows, turned
         self.found: list[Read] = []
+        self.unclear: dict[tuple[Site | None, torch.Size], str] = {}
+        """Truths (and how they came to be) whose shape does not tell whether they have rows for each sample."""
         self.function = ""
         """The function of PyTorch that was called last."""
         self._marks: dict[int, Any] = {}
@@ -139,6 +141,8 @@ class Reads:
             self.note(name)
         elif isinstance(result, Tensor) and not self._per_sample(result):
             self._understand(name, args, given, result)
+        elif isinstance(result, Tensor) and result.dtype == torch.bool and self.rows not in result.shape:
+            self.unclear[_site(), result.shape] = name
         return result
 
     def _read(self, tensor: Tensor, name: str, value: Any) -> Any:
@@ -256,6 +260,7 @@ def settled(
     """
     seen: dict[Site, str] = {}
     met: set[Site] = set()
+    unclear: list[dict[tuple[Site | None, torch.Size], str]] = []
     for number in range(len(companies) + 1):
         if number == len(companies) and not seen:
             break
@@ -283,6 +288,7 @@ def settled(
             if usual is None:
                 assert result is not None
                 usual, at_first = result, {read.site for read in reads.found}
+                unclear.append(reads.unclear)
             elif result is not None and not same(usual, result):
                 return frozenset(), next(words for site, words in seen.items() if site in turned)
             met |= turned
@@ -291,5 +297,9 @@ def settled(
             more = [turned | {site} for site in fresh if not turned or site not in at_first]
             more += [turned | fresh] if fresh and not turned else []
             todo += [each for each in dict.fromkeys(more) if each not in tried and each not in todo]
+    for other in unclear[1:2]:  # of the same shape with more samples: no rows of samples are in it
+        for site, shape in unclear[0].keys() & other.keys():
+            if site is not None:
+                return frozenset(), str(Read(site, other[site, shape], None))
     left = [words for site, words in seen.items() if site not in met]
     return (frozenset(), left[0]) if left else (frozenset(seen), "")
