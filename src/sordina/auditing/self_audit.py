@@ -37,7 +37,7 @@ from sordina.progress import Progress, StagedProgress, silent, silent_stages
 from sordina.queries import Scalars, VectorQuery
 from sordina.random import generators
 from sordina.sampling import Poisson
-from sordina.training import Plan, failing_rows, losses, make_plan
+from sordina.training import Plan, losses, make_plan
 
 _CHANCE = 1e-3
 """So unlikely must a count of exceedances be before it is called too many."""
@@ -292,7 +292,7 @@ def planted_faults() -> tuple[PlantedFault, ...]:
         PlantedFault(
             "a record that the loss refuses stops the run",
             self_checks.refused_record_check,
-            lambda: patch.object(failing_rows.FailingRows, "_without_failing", _raise_again),
+            lambda: patch.object(losses.FailingRows, "_without_failing", _raise_again),
         ),
         PlantedFault("losses broadcast", self_checks.losses_check, _any_loss),
         PlantedFault(

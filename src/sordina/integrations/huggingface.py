@@ -45,8 +45,8 @@ from sordina.privacy import Budget, Guarantee
 from sordina.run_folder import INNER, FolderState, state_of
 from sordina.sampling import Users
 from sordina.training.callbacks import StopTraining
-from sordina.training.failing_rows import FailingRows
 from sordina.training.loop import Private
+from sordina.training.losses import FailingRows
 from sordina.training.run import Run, weights_digest
 from sordina.training.run_keeper import RunKeeper, described
 from sordina.training.trainer import make_private

@@ -33,10 +33,9 @@ from sordina.training.augmentation import Augmentation
 from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
-from sordina.training.failing_rows import FailingRows
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
-from sordina.training.losses import Loss, check_takes, evaluate, per_sample
+from sordina.training.losses import FailingRows, Loss, check_takes, evaluate, per_sample
 from sordina.training.optimizers import PLAIN, OptimizerMaker, optimizer_named
 from sordina.training.planning import PlanReport, plan_report, planned_schedule
 from sordina.training.run import KEY, Run
