@@ -59,7 +59,8 @@ def book():
 def test_reserve_and_settle_by_epsilon(type_):
     code, out, err = type_('reserve people --what "run 7" --epsilon 1 --delta 1e-6')
     assert code == 0, err
-    made = facts(type_, 'reserve people --what "run 8" --epsilon 1')
+    made = facts(type_, "reserve people --epsilon 1")
+    assert made["what"] == "reserved by hand"
     assert made == {"id": made["id"], "dataset": "people", "what": "run 8"}
     assert f"settle {made['id'] - 1}" in out
     assert 2 <= book().spent("people") <= 2.01

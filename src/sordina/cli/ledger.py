@@ -107,7 +107,7 @@ def history(
 @app.command()
 def reserve(
     name: Annotated[str, typer.Argument(help="The data set.")],
-    what: Annotated[str, typer.Option(help="What the budget is for, in a few words.")],
+    what: Annotated[str, typer.Option(help="What the budget is for, in a few words.")] = "reserved by hand",
     noise_multiplier: Noise = None,
     sample_rate: Rate = None,
     steps: Steps = None,
@@ -124,7 +124,7 @@ def reserve(
 
     Say what it does if you know, by --noise-multiplier: that composes far better than an epsilon and a delta.
 
-    Example: `sordina ledger reserve patients --what "run 7" --epsilon 1 --delta 1e-6`
+    Example: `sordina ledger reserve patients --epsilon 1 --delta 1e-6 --what "run 7"`
     """
     happens = _event(noise_multiplier, sample_rate, steps, epsilon, delta, event)
     spend = _open(ledger).reserve(
