@@ -261,7 +261,7 @@ def test_a_gradient_that_explodes_moves_no_further_than_the_reach_of_a_few_steps
 
 def test_a_strong_signal_may_walk_further_and_never_without_end():
     weak, strong, strongest = (
-        rates([torch.full((400,), 0.5 * (1 + (signal / 20) ** 2) ** 0.5)] * 5, 0.5)[-1] for signal in (1, 6, 60)
+        rates([torch.full((400,), 0.5 * (1 + (signal / 20) ** 2) ** 0.5)] * 5, 0.5)[-1] for signal in (1, 10, 60)
     )  # of 400 numbers whose noise alone has a norm of 20 standard deviations
     assert strong > 2 * weak
     assert strongest * 2.0 * 0.5 * 1000**0.5 <= 4 * 0.7 * (1 + 1e-9)

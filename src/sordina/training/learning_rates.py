@@ -222,16 +222,16 @@ class DistanceRate:
 #
 # The rate is the smaller of both; from the middle of the run on it falls to zero. |g|^2 is the released |g + noise|^2
 # less the noise's share of it, in the mean of the last `_MEMORY` steps; what the noise hides counts as signal, which
-# shortens steps. Where the signal is strong against the noise of the *whole* run, that run learns more than noise, and
-# the walk may be longer (`_STRONG`, at most `_LONGER` times). Where not even gradients that all agree would stand out,
-# it is shorter (`_HOPEFUL`). A model that is linear in its weights has a convex loss, and bears longer steps.
+# shortens steps. Where what is surely signal is strong against the noise of the *whole* run, the walk may be longer
+# (`_STRONG`, at most `_LONGER` times). Where not even gradients that all agree would stand out, it is shorter
+# (`_HOPEFUL`). A model that is linear in its weights has a convex loss, and bears longer steps.
 #
 # With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
 # weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
 
 _MEMORY = 5
 _CERTAIN = 2.0
-"""So many standard deviations of the noise's squared norm count as signal, seen or not."""
+"""So many standard deviations of the noise's squared norm are in doubt: signal if that shortens steps, else noise."""
 _CONVEX = 2.0
 _HOPEFUL = 20.0
 _STRONG, _LONGER = 60.0, 4.0
@@ -285,10 +285,11 @@ class AutomaticRate(DistanceRate):
         weights, root = len(gradient), math.sqrt(state.steps)
         past = min(state.moving, _MEMORY - 1)
         recent = (past * state.recent + (float(gradient.norm()) / noise) ** 2 - weights) / (past + 1)
-        signal = math.sqrt(max(recent, _CERTAIN * math.sqrt(2 * weights / (past + 1)), 1.0))
+        doubt = _CERTAIN * math.sqrt(2 * weights / (past + 1))
+        signal = math.sqrt(max(recent, doubt, 1.0))
         largest = max(state.largest, signal)
         walk = self.walk * min(1.0, root * typical.norm / noise / _HOPEFUL)
-        walk *= min(max(1.0, root * math.sqrt(max(0.0, recent)) / _STRONG), _LONGER)
+        walk *= min(max(1.0, root * math.sqrt(max(0.0, recent - doubt)) / _STRONG), _LONGER)
         reach = self.reach * math.sqrt(signal / largest)
         rate = state.convex * min(reach / signal, walk / root) / (typical.norm * noise) * fall(state.step, state.steps)
         return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
