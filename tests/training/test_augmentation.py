@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -162,3 +163,71 @@ def test_a_row_on_which_the_function_fails_stays_as_it_is_and_stops_nothing() ->
 def test_refuses_before_anything_is_spent(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         bound(nn.Linear(4, 2), rows(), **options)
+
+
+def test_a_view_in_memory_that_is_used_again_stays_its_own_rows() -> None:
+    """Before copies were made, every row of a batch became the last one: one record moved the sum by 17 C."""
+    memory = torch.zeros(4)
+
+    def reuses(x: Tensor, generator: torch.Generator) -> Tensor:
+        return memory.copy_(x).mul_(2.0)
+
+    x = rows(5)[0]
+    assert torch.equal(augmented(x, reuses, 0), 2 * x)
+
+
+@pytest.mark.parametrize("form", [lambda x: x.to_sparse(), lambda x: x.to("meta"), lambda x: x.tolist()])
+def test_a_view_of_an_odd_kind_stops_nothing(form: Any) -> None:
+    x = rows(5)[0]
+    x[2] = 7.0
+
+    def odd(row: Tensor, generator: torch.Generator) -> Any:
+        return form(row) if bool((row == 7).all()) else -row
+
+    views = augmented(x, odd, 0)
+    keep = torch.arange(5) != 2
+    assert torch.equal(views[keep], -x[keep])
+
+
+def test_what_remembers_rows_or_has_chance_of_its_own_is_refused() -> None:
+    class Mixing:
+        last: Tensor | None = None
+
+        def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            before, self.last = self.last, x
+            return x if before is None else (x + before) / 2
+
+    chance = np.random.default_rng(0)
+    for augment in (Mixing(), lambda x, generator: x + float(chance.normal())):
+        with pytest.raises(InvalidInput, match="remembers"):
+            bound(nn.Linear(4, 2), rows(), augment=augment)
+    bound(nn.Linear(4, 2), rows(), augment=lambda x, generator: x + torch.randn(4))  # the process's own is secret
+
+
+def test_what_holds_the_data_is_refused() -> None:
+    x, y = rows()
+
+    class FromData:
+        def __init__(self, data: Any) -> None:
+            self.data = data
+
+        def __call__(self, row: Tensor, generator: torch.Generator) -> Tensor:
+            return (row + self.data[int(torch.randint(60, (), generator=generator))][0]) / 2
+
+    def mixed(row: Tensor, generator: torch.Generator) -> Tensor:
+        return (row + x[int(torch.randint(60, (), generator=generator))]) / 2
+
+    dataset = torch.utils.data.TensorDataset(x, y)
+    for augment, data in ((mixed, (x, y)), (mixed, dataset), (FromData(dataset), dataset), (FromData(dataset), (x, y))):
+        with pytest.raises(InvalidInput, match="holds the training data"):
+            sd.make_private(
+                model := nn.Linear(4, 2), torch.optim.SGD(model.parameters(), lr=0.5), data, budget=sd.Budget(1, 1e-5),
+                steps=3, batch_size=10, augment=augment,
+            )  # fmt: skip
+    public = torch.ones(4)
+    bound(nn.Linear(4, 2), (x, y), augment=lambda row, generator: row + public)
+
+
+def test_a_shift_of_what_is_no_image_is_refused_before_anything_is_spent() -> None:
+    with pytest.raises(InvalidInput, match="height"):
+        bound(nn.Linear(4, 2), rows(), augment=ImageShift())

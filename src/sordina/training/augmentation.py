@@ -3,20 +3,30 @@
 A unit that is drawn is taken ``views`` times, every time changed a little (De et al. 2022). Its gradient is the mean
 over the views, clipped once, so the bound, the noise and the price are those of a step without views; only time grows.
 
-**Why samples stay apart.** A function of one's own is called for one row at a time, so it sees no other. Its numbers
-come from a generator whose seed is drawn for every step from the run's own, which nobody knows: whatever another sample
-uses up of them, the law of this sample's views is the same. A function that fails on a row, or changes its form, leaves
-that row as it is: nothing stops, and nothing is told.
+**Why samples stay apart.** A function of one's own is called for one row at a time, and what it returns is copied at
+once, so it sees no other row unless it keeps one: a function whose view of a row depends on what it was given before, or
+on random numbers of its own (whose seed may be known), is refused, and so is one that holds the data (MixUp). Its
+numbers come from a generator whose seed is drawn for every step from the run's own, which nobody knows: whatever
+another sample uses up of them, the law of this sample's views is the same. A function that fails on a row, or changes
+its form, leaves that row as it is: nothing stops, and nothing is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dis
+import functools
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
 
@@ -42,6 +52,8 @@ class ImageShift:
 
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         """One image (..., height, width)."""
+        if image.dim() < 2:
+            raise InvalidInput("an image has a height and a width; this is one row of numbers.")
         return self.many(image[None], generator)[0]
 
     def many(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -76,24 +88,27 @@ def augmented(batch: Any, augment: Augmentation, seed: int) -> Any:
 def _changed(inputs: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:
     if isinstance(augment, ImageShift):
         return augment.many(inputs, generator)
-    return torch.stack([_one(row, augment, generator) for row in inputs]) if len(inputs) else inputs
+    views = inputs.detach().clone()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning would tell of a row
+        for place, row in enumerate(inputs.detach()):
+            try:
+                view = augment(row.clone(), generator)
+                if view.shape == row.shape and view.dtype == row.dtype:
+                    views[place] = view
+            except Exception:
+                views[place] = row
+    return views
 
 
-def _one(row: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:
-    try:
-        view = augment(row.clone(), generator)
-        return view if view.shape == row.shape and view.dtype == row.dtype else row
-    except Exception:
-        return row
-
-
-def check_augmentation(augment: Augmentation | None, views: int, batch: Any) -> None:
-    """Refuse, before anything is spent, views of nothing and functions that do not take a row of zeros.
+def check_augmentation(augment: Augmentation | None, views: int, batch: Any, data: Any = None) -> None:
+    """Refuse, before anything is spent, views of nothing and functions that fail on zeros, remember or hold the data.
 
     Args:
         augment: What changes a row.
         views: How often a unit is taken.
         batch: Zeros in the form of the data; None if none is known.
+        data: What is trained on.
     """
     if isinstance(views, bool) or not isinstance(views, int) or views < 1:
         raise InvalidInput(f"views are a whole number of at least 1, got {views!r:.40}.")
@@ -115,3 +130,102 @@ def check_augmentation(augment: Augmentation | None, views: int, batch: Any) -> 
             f"augment must keep the form of an input, {tuple(first[0].shape)} {first.dtype}; it returned "
             f"{(tuple(view.shape), view.dtype) if isinstance(view, Tensor) else type(view).__name__}."
         )
+    if _remembers(augment, first[0]):
+        raise InvalidInput(
+            "augment remembers: its view of a row depends on rows before, or on random numbers of its own, so one "
+            "record would be in the views of others, where no bound sees it. Keep nothing between calls, and draw from "
+            "the generator it is given."
+        )
+    if data is not None and _holds(augment, data):
+        raise InvalidInput(
+            "augment holds the training data, so that one record could be in the views of others (MixUp, CutMix), where "
+            "no bound sees it. A view may be made of its own row, of random numbers and of public data only."
+        )
+
+
+_CALLS = 20
+"""How many other rows a function is given before it is asked again."""
+
+
+def _remembers(augment: Augmentation, zeros: Tensor) -> bool:
+    """Whether the view of ``zeros``, by the same random numbers, differs once other rows were seen."""
+
+    def view(row: Tensor, seed: int) -> Tensor:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.random.default_generator.manual_seed(seed)
+        return augment(row.clone(), torch.Generator().manual_seed(seed)).detach().clone()
+
+    with _chance_kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = view(zeros, 0)
+        for call in range(1, _CALLS):
+            with suppress(Exception):
+                view(torch.full_like(zeros, call % 2 + 1), call)
+        return not torch.allclose(view(zeros, 0), before, equal_nan=True)
+
+
+@contextmanager
+def _chance_kept() -> Iterator[None]:
+    """The process's generators go on afterwards as if nothing had been drawn."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _holds(augment: Any, data: Any) -> bool:
+    """Whether a function reaches ``data``, or memory of its tensors, by what it closes over, is bound to or names."""
+    ours = {place for one in _reached(data) for place in _places(one)}
+    return any(place in ours for one in _reached(augment) for place in _places(one))
+
+
+def _reached(one: Any, depth: int = 5) -> list[Any]:
+    """``one`` and what it holds: at most so deep."""
+    found, level = [one], [one]
+    seen = {id(one)}
+    for _ in range(depth):
+        parts = [part for each in level for part in _parts(each) if id(part) not in seen]
+        level = list({id(part): part for part in parts}.values())
+        seen.update(map(id, level))
+        found += level
+    return found
+
+
+def _places(one: Any) -> list[int]:
+    """Where the memory of a tensor or an array begins; the object itself, if it is a data set."""
+    if isinstance(one, np.ndarray):
+        while isinstance(one.base, np.ndarray):
+            one = one.base
+        return [int(one.__array_interface__["data"][0])]
+    if isinstance(one, Tensor):
+        with suppress(Exception):
+            return [int(one.untyped_storage().data_ptr())] if one.numel() else []
+    return [id(one)] if isinstance(one, Dataset) else []
+
+
+def _parts(one: Any) -> list[Any]:
+    """What a function or an object holds."""
+    if isinstance(one, (Tensor, np.ndarray, str, bytes, int, float, type, ModuleType, torch.Generator)):
+        return []
+    if isinstance(one, (tuple, list, set)):
+        return list(one)[:_MOST]
+    if isinstance(one, dict):
+        return list(one.values())[:_MOST]
+    if isinstance(one, FunctionType):
+        named = {each.argval for each in dis.get_instructions(one) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        cells = [cell for cell in one.__closure__ or () if cell != CellType()]
+        found = [one.__globals__[name] for name in named if name in one.__globals__]
+        return [*found, *(cell.cell_contents for cell in cells), one.__defaults__, one.__kwdefaults__]
+    if isinstance(one, MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, functools.partial):
+        return [one.func, one.args, one.keywords]
+    return [getattr(one, "__dict__", None), getattr(type(one), "__call__", None)]
+
+
+_MOST = 1000
+"""So many members of a list are looked at."""

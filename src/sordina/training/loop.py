@@ -162,7 +162,7 @@ class Private:
         if users is not None and len(np.asarray(users.owners)) != self.rows.size:
             raise InvalidInput(f"owners name {len(np.asarray(users.owners))} rows but the data has {self.rows.size}.")
         if augment is not None or views != 1:
-            check_augmentation(augment, views, blank_batch(self.rows)[0])
+            check_augmentation(augment, views, blank_batch(self.rows)[0], self.rows.source)
         self.augment, self.views = augment, views
         self.team = team()
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
