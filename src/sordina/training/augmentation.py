@@ -4,8 +4,8 @@ A unit that is drawn is taken ``views`` times, every time changed a little (De e
 over the views, clipped once, so the bound, the noise and the price are those of a step without views; only time grows.
 
 **Why samples stay apart.** A function of one's own is called for one row at a time, and what it returns is copied at
-once, so it sees no other row unless it keeps one: a function whose view of a row depends on what it was given before, or
-on random numbers of its own (whose seed may be known), is refused, and so is one that holds the data (MixUp). Its
+once, so it sees no other row unless it keeps one: a function whose view of a row depends on what it was given before,
+or on random numbers of its own (whose seed may be known), is refused, and so is one that holds the data (MixUp). Its
 numbers come from a generator whose seed is drawn for every step from the run's own, which nobody knows: whatever
 another sample uses up of them, the law of this sample's views is the same. A function that fails on a row, or changes
 its form, leaves that row as it is: nothing stops, and nothing is told.
@@ -91,14 +91,19 @@ def _changed(inputs: Tensor, augment: Augmentation, generator: torch.Generator) 
     views = inputs.detach().clone()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would tell of a row
-        for place, row in enumerate(inputs.detach()):
-            try:
-                view = augment(row.clone(), generator)
-                if view.shape == row.shape and view.dtype == row.dtype:
-                    views[place] = view
-            except Exception:
-                views[place] = row
+        for row, place in zip(inputs.detach(), views, strict=True):
+            _write(place, row, augment, generator)
     return views
+
+
+def _write(place: Tensor, row: Tensor, augment: Augmentation, generator: torch.Generator) -> None:
+    """Put the view of ``row`` there, if it is one."""
+    try:
+        view = augment(row.clone(), generator)
+        if view.shape == row.shape and view.dtype == row.dtype:
+            place.copy_(view)
+    except Exception:
+        place.copy_(row)
 
 
 def check_augmentation(augment: Augmentation | None, views: int, batch: Any, data: Any = None) -> None:
@@ -138,8 +143,8 @@ def check_augmentation(augment: Augmentation | None, views: int, batch: Any, dat
         )
     if data is not None and _holds(augment, data):
         raise InvalidInput(
-            "augment holds the training data, so that one record could be in the views of others (MixUp, CutMix), where "
-            "no bound sees it. A view may be made of its own row, of random numbers and of public data only."
+            "augment holds the training data, so that one record could be in the views of others (MixUp, CutMix), "
+            "where no bound sees it. A view may be made of its own row, of random numbers and of public data only."
         )
 
 
@@ -224,7 +229,7 @@ def _parts(one: Any) -> list[Any]:
         return [one.__self__, one.__func__]
     if isinstance(one, functools.partial):
         return [one.func, one.args, one.keywords]
-    return [getattr(one, "__dict__", None), getattr(type(one), "__call__", None)]
+    return [getattr(one, "__dict__", None), vars(type(one)).get("__call__")]
 
 
 _MOST = 1000
