@@ -158,7 +158,7 @@ def _remembers(augment: Augmentation, zeros: Tensor) -> bool:
     def view(row: Tensor, seed: int) -> Tensor:
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return augment(row.clone(), torch.Generator().manual_seed(seed)).detach().clone()
 
     with _chance_kept(), torch.no_grad(), warnings.catch_warnings():
