@@ -133,3 +133,34 @@ def test_a_person_with_many_rows_counts_for_as_many_as_stated(name, monkeypatch)
     assert np.allclose(np.array(more.bounds), 4 * np.array(single.bounds))
     change = np.linalg.norm(more.totals[0] - less.totals[0]) / more.bounds[0]
     assert 0 < change <= 1 + 1e-9
+
+
+def test_one_row_more_or_another_persons_changes_no_mechanism_of_least_squares(monkeypatch):
+    """The number of rows that decides how a fit goes is the released one: at 224 rows the exact one told them apart."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((224, 3)), rng.random(224)
+    ids = np.arange(224)
+    shared = np.minimum(ids, 222)
+    seen = []
+    for rows, persons in ((224, None), (223, None), (224, ids), (224, shared)):
+        recorder, model = Recorder(3), MAKERS["linear"]()
+        monkeypatch.setattr(linear, "add_noise", recorder)
+        model.fit(x[:rows], y[:rows], persons=None if persons is None else persons[:rows])
+        seen.append((model.event_, [np.shape(total) for total in recorder.totals], recorder.bounds))
+    assert all(one == seen[0] for one in seen)
+
+
+def test_few_rows_are_counted_twice_and_nothing_is_spent_twice(monkeypatch):
+    """The parts of mu squared that the releases of a fit take are one together, whatever the count says."""
+    x, y = np.full((50, 2), 0.5), np.full(50, 1.0)
+    for count in (0.0, 1e6):
+        multipliers = []
+
+        def fake(total, sensitivity, multiplier, rng, multipliers=multipliers, count=count):
+            multipliers.append(multiplier)
+            return np.full(np.shape(total), count)
+
+        monkeypatch.setattr(linear, "add_noise", fake)
+        model = MAKERS["linear"]().fit(x, y)
+        spent = sum(one**-2 for one in multipliers) * model.event_.noise_multiplier**2
+        assert spent == pytest.approx(1)

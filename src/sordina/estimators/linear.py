@@ -19,7 +19,9 @@ The mean that a prediction starts from is the inverse-variance average of its re
 noisy covariance gets the weight ``g r / (g (g + alpha) + s^2 / tau^2)`` (g its eigenvalue, r its covariance with the
 target, s the noise on both): the posterior mean of a weight that is normal of deviation tau a priori. Where noise
 dominates, that leaves the private mean, which is what a constant answer could have had. Below `FEW` rows per unit of
-noise nothing but means is looked for.
+noise nothing but means is looked for, and the rows are counted once more. What decides is the *released* number of
+rows: how many there are of persons with many is nowhere public. Either way the releases have ``mu^2`` together as
+stated beforehand, and Gaussian releases chosen by what was released before compose to that (Smith and Thakurta 2022).
 
 ``functional`` is as the survey has it: z has a constant 1/2 besides, and norm at most B; released is ``(svec(sum z
 z^T), 2 B sum z t)``, of sensitivity ``sqrt(2) B^2``. Those are the coefficients of the squared loss, a polynomial
@@ -95,31 +97,30 @@ class _FunctionalNoise:
 
 @dataclass(frozen=True)
 class _Shares:
-    """What part of the budget (of mu squared) each release of ``statistics`` gets.
+    """What part of the budget (of mu squared) each release of ``statistics`` gets; 1 together.
 
     Args:
-        count: The number of rows.
+        count: The number of rows, at first.
+        again: The number of rows once more; 0 for not.
         mean: Each release of means.
         radius: Each release of the two histograms; 0 for none.
         rounds: How many there are of both.
     """
 
     count: float = 0.05
+    again: float = 0.0
     mean: float = 0.08
     radius: float = 0.05
     rounds: int = _ROUNDS
 
     @property
     def sums(self) -> float:
-        return 1 - self.count - self.rounds * (self.mean + self.radius)
+        return 1 - self.count - self.again - self.rounds * (self.mean + self.radius)
 
     @classmethod
     def for_rows(cls, rows: float, multiplier: float) -> _Shares:
-        return cls() if rows >= FEW * multiplier else cls(0.2, 0.55, 0.0, 1)
-
-    def event(self, multiplier: float) -> Event:
-        parts = [self.count, *[self.mean, self.radius] * self.rounds, self.sums]
-        return Composed(tuple(Gaussian(multiplier / math.sqrt(part)) for part in parts if part))
+        """For a *released* number of units: ``count`` is spent when it is known, and the same in both."""
+        return cls() if rows >= FEW * multiplier else cls(again=0.15, mean=0.55, radius=0.0, rounds=1)
 
 
 @dataclass(frozen=True)
@@ -200,22 +201,25 @@ class Ridge(RegressorMixin, PrivateEstimator):
                 weights, constant = self._functional(z, answers, most, noise, rng)
         else:
             multiplier = noise_for(self._budget(), Gaussian)
-            shares = _Shares.for_rows(len(kept) / most, multiplier)
-            with self._spending(shares.event(multiplier), unit, len(kept)):
-                weights, constant = self._around_means(z, answers, most, multiplier, shares, rng)
+            with self._spending(Gaussian(multiplier), unit, len(kept)):
+                weights, constant = self._around_means(z, answers, most, multiplier, rng)
         low, high = (np.broadcast_to(np.asarray(one, np.float64), weights.shape) for one in self.bounds_)
         self.coef_ = weights * width / (high - low)
         self.intercept_ = middle + width * (constant - 0.5 * float(weights.sum())) - float(self.coef_ @ low)
         return self
 
     def _around_means(
-        self, z: Floats, answers: Floats, most: int, multiplier: float, shares: _Shares, rng: np.random.Generator
+        self, z: Floats, answers: Floats, most: int, multiplier: float, rng: np.random.Generator
     ) -> tuple[Floats, float]:
         """Weights of z and the constant, by ``statistics``."""
         size, pair = z.shape[1], math.sqrt(2) * most
-        counted = multiplier / math.sqrt(shares.count)
-        rows = float(add_noise(np.array([float(len(z))]), float(most), counted, rng)[0])
-        rows = max(rows, counted * most)
+        first = _Shares.count
+        rows = _count(z, most, multiplier / math.sqrt(first), rng)
+        shares = _Shares.for_rows(rows / most, multiplier)
+        if shares.again:
+            second = _count(z, most, multiplier / math.sqrt(shares.again), rng)
+            rows = (first * rows + shares.again * second) / (first + shares.again)
+        rows = max(rows, multiplier / math.sqrt(first + shares.again) * most)
         outer = (0.5 * math.sqrt(size), 0.5)
         at = _Place(np.zeros(size), outer[0], (0.5 * _PRIOR) ** 2)
         of = _Place(np.zeros(1), outer[1], (0.5 * _PRIOR) ** 2)
@@ -329,6 +333,11 @@ class LinearRegression(Ridge):
         self.budget, self.bounds, self.target_bounds = budget, bounds, target_bounds
         self.rows_per_person, self.ledger, self.dataset_budget = rows_per_person, ledger, dataset_budget
         self.random_state, self.method = random_state, method
+
+
+def _count(rows: Floats, most: int, noise: float, rng: np.random.Generator) -> float:
+    """How many rows there are, released."""
+    return float(add_noise(np.array([float(len(rows))]), float(most), noise, rng)[0])
 
 
 def _cells(gaps: Floats, outer: float) -> Floats:
