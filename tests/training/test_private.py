@@ -206,3 +206,16 @@ class TestRefusals:
         )  # fmt: skip
         with pytest.raises(InvalidInput, match="population"):
             next(iter(loop))
+
+
+def test_an_engine_of_an_earlier_run_serves_the_next_one_and_no_other_model(data, plan, make_model):
+    model, other = make_model(), make_model()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    loop = private(model, data, plan)
+    alone = train(loop)
+    model.load_state_dict(start)
+    again = private(model, data, plan, engine=loop.engine)
+    assert again.engine is loop.engine
+    assert torch.equal(train(again), alone)
+    with pytest.raises(InvalidInput, match="another model"):
+        private(other, data, plan, engine=loop.engine)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ from sordina.auditing.scores import BoolArray, FloatArray, Scores
 from sordina.auditing.trade_off import NoiseFamily
 from sordina.clipping import Fixed, Policy, named
 from sordina.errors import InvalidInput
+from sordina.gradients import Engine
 from sordina.privacy import Adjacency, Budget
 from sordina.progress import Progress, silent
 from sordina.queries import Query, Scalars, VectorQuery
@@ -200,11 +202,11 @@ class CanaryTrial:
 
     def __call__(self, included: BoolArray, rng: np.random.Generator) -> Trace:
         """One run of all planned steps."""
-        columns = self.background + self.canaries
-        model = nn.Linear(columns, 1, bias=False) if self._dense else IndexedWeights(columns)
+        model, engine = self._watched
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        private = Private(model, optimizer, self._records(included), self.plan, self.clipping, rng=rng)
+        records = self._records(included)
+        private = Private(model, optimizer, records, self.plan, self.clipping, rng=rng, engine=engine)
         if self.fault is not None:
             self.fault(private)
         projections: list[Tensor] = []
@@ -222,9 +224,14 @@ class CanaryTrial:
         optimizer.register_step_pre_hook(look)
         for inputs, _ in private:
             private.step(model(inputs).flatten())
-        if private.engine is not None:
-            private.engine.close()
         return Trace(torch.stack(projections).numpy(), torch.stack(energies).numpy())
+
+    @cached_property
+    def _watched(self) -> tuple[nn.Linear | IndexedWeights, Engine | None]:
+        """The model, and the engine that studied it: once for all runs of the trial."""
+        columns = self.background + self.canaries
+        model = nn.Linear(columns, 1, bias=False) if self._dense else IndexedWeights(columns)
+        return model, Engine(model) if self.plan.private else None
 
     def _bound(self, private: Private) -> float:
         """The sensitivity that the policy states for its gradient query at this moment: public."""

@@ -315,8 +315,8 @@ class SearchTrial:
 
     def __call__(self, included: BoolArray, rng: np.random.Generator) -> Trace:
         """The released gradients of all runs, one after the other."""
-        one = replace(self.plan, steps=1)
-        traces = [CanaryTrial(one, canaries=self.canaries)(included, rng) for _ in range(self.runs)]
+        one = CanaryTrial(replace(self.plan, steps=1), canaries=self.canaries)
+        traces = [one(included, rng) for _ in range(self.runs)]
         return Trace(np.concatenate([t.projections for t in traces]), np.concatenate([t.energies for t in traces]))
 
 

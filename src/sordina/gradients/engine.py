@@ -133,6 +133,11 @@ class Engine:
         return self._layouts[group].unflatten(vector)
 
     @property
+    def group_names(self) -> list[tuple[str, ...]]:
+        """Which parameters are clipped together."""
+        return [tuple(layout.names) for layout in self._layouts]
+
+    @property
     def groups(self) -> int:
         """How many groups of parameters."""
         return len(self._layouts)

@@ -133,6 +133,7 @@ class Private:
         raw: Whether to compute statistics of raw data, which makes a run not releasable.
         public_buffers: Buffers that hold nothing of the data.
         collate_fn: How rows become a batch.
+        engine: One that watches the model already, from an earlier run on it: what it learned of the model holds on.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Private:
         raw: bool = False,
         public_buffers: Sequence[str] = (),
         collate_fn: Collate | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.rows = as_rows(data, collate_fn)
@@ -167,7 +169,12 @@ class Private:
         self.team = team()
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         parts = arrange(clipping, names)
-        self.engine = Engine(model, [part.names for part in parts], public_buffers) if plan.private else None
+        groups = [part.names for part in parts]
+        if engine is not None and (
+            engine.model is not model or engine.group_names != [tuple(names) for names in groups]
+        ):
+            raise InvalidInput("the engine watches another model, or clips other parameters together: make it anew.")
+        self.engine = (engine or Engine(model, groups, public_buffers)) if plan.private else None
         parameters = dict(model.named_parameters())
         self._parameters = [[parameters[name] for name in part.names] for part in parts]
         self._ours = {id(parameter) for members in self._parameters for parameter in members}
