@@ -33,7 +33,7 @@ from sordina.estimators import (
     RandomForestRegressor,
     Ridge,
     _base,
-    _splits,
+    _trees,
     boosted,
     forest,
     linear,
@@ -104,7 +104,7 @@ def first_release(estimator, rows, targets, noise):
 def patch_everywhere(name, replacement):
     modules = [
         one
-        for one in (_splits, boosted, forest, linear, linear_classifiers, moments, perturbation)
+        for one in (_trees, boosted, forest, linear, linear_classifiers, moments, perturbation)
         if hasattr(one, name)
     ]
     return functools.reduce(_Both, [patch.object(one, name, replacement) for one in modules])

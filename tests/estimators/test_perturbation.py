@@ -12,9 +12,17 @@ from scipy.stats import norm
 import sordina as sd
 from sordina.errors import InvalidInput, Unsupported
 from sordina.estimators import SVC, LinearRegression, LinearSVC, LogisticRegression, Ridge
-from sordina.estimators._basis import HatFeatures, knots_for
-from sordina.estimators._convex import LogisticLoss, MarginProblem, SmoothedHinge, shortened
-from sordina.estimators.perturbation import FunctionalMechanism, ObjectivePerturbation, OutputPerturbation, _delta
+from sordina.estimators._features import HatFeatures, knots_for
+from sordina.estimators.perturbation import (
+    FunctionalMechanism,
+    LogisticLoss,
+    MarginProblem,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    SmoothedHinge,
+    _delta,
+    shortened,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
 BUDGET = sd.Budget(2, 1e-4)

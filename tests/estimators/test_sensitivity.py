@@ -20,7 +20,7 @@ from sordina.estimators import (
     RandomForestClassifier,
     RandomForestRegressor,
     Ridge,
-    _splits,
+    _trees,
     boosted,
     forest,
     linear,
@@ -65,7 +65,7 @@ class Recorder:
 
 def record(monkeypatch, make, rows, targets, seed, persons=None, **options):
     recorder = Recorder(seed)
-    for module in (_splits, boosted, forest, linear, moments):
+    for module in (_trees, boosted, forest, linear, moments):
         monkeypatch.setattr(module, "add_noise", recorder)
         monkeypatch.setattr(module, "noise_for", lambda budget, make_event: 3.0, raising=False)
     monkeypatch.setattr("sordina.estimators._base.warn_unbooked", lambda event, delta: None)

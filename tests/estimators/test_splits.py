@@ -10,7 +10,7 @@ import pytest
 import sordina as sd
 from sordina.errors import InvalidInput
 from sordina.estimators import RandomForestClassifier, RandomForestRegressor
-from sordina.estimators._splits import BagShares
+from sordina.estimators._trees import BagShares
 from sordina.mechanisms.exponential import Exponential
 
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")

@@ -42,7 +42,7 @@ from sordina.estimators._base import (
     scaled,
     scaled_targets,
 )
-from sordina.estimators._bins import BinnedFeature, Codes, all_codes, binned_features
+from sordina.estimators._features import BinnedFeature, Codes, all_codes, binned_features
 from sordina.privacy import Budget
 
 _COUNT_SHARE = 0.1

@@ -1,7 +1,7 @@
 """Random forests under a budget: trees whose splits and leaves are released, averaged by their probabilities.
 
 How splits are found is chosen by ``splits``: from noisy histograms (the default, which learned best on Adult), at
-random, or by the exponential mechanism on disjoint bags of rows; `sordina.estimators._splits` proves each. A last query
+random, or by the exponential mechanism on disjoint bags of rows; `sordina.estimators._trees` proves each. A last query
 adds up the classes of the leaves, which are smoothed towards their parents by the size of the noise.
 
 **Sensitivity** of the leaves (add/remove): a row is in one leaf of a tree, under one class: 1 (regression: ``sqrt(5 /
@@ -30,9 +30,8 @@ from sordina.estimators._base import (
     scaled,
     scaled_targets,
 )
-from sordina.estimators._bins import Codes, all_codes, binned_features
-from sordina.estimators._splits import SPLITS, SplitCriterion, TreeShares
-from sordina.estimators._trees import GrownTree, smoothed
+from sordina.estimators._features import Codes, all_codes, binned_features
+from sordina.estimators._trees import SPLITS, GrownTree, SplitCriterion, TreeShares, smoothed
 from sordina.privacy import Budget
 
 
@@ -118,7 +117,7 @@ class RandomForestClassifier(ClassifierMixin, _Forest):
         max_depth: Levels of splits.
         max_features: Share of the features a level may use.
         bins: Cells of a number.
-        splits: "histogram", "random" or "exponential"; see `sordina.estimators._splits` for the proofs.
+        splits: "histogram", "random" or "exponential"; see `sordina.estimators._trees` for the proofs.
         rows_per_person: With ``persons`` in `fit`: how many rows of one person count.
         ledger: Where the fit is booked, with ``dataset_budget``.
         dataset_budget: The ledger's name of the data set.
@@ -196,7 +195,7 @@ class RandomForestRegressor(RegressorMixin, _Forest):
         max_depth: Levels of splits.
         max_features: Share of the features a level may use.
         bins: Cells of a number.
-        splits: "histogram", "random" or "exponential"; see `sordina.estimators._splits` for the proofs.
+        splits: "histogram", "random" or "exponential"; see `sordina.estimators._trees` for the proofs.
         rows_per_person: With ``persons`` in `fit`: how many rows of one person count.
         ledger: Where the fit is booked, with ``dataset_budget``.
         dataset_budget: The ledger's name of the data set.

@@ -40,11 +40,25 @@ from sordina.estimators._base import (
     scaled,
     warn_of_little,
 )
-from sordina.estimators._basis import ROWS_PER_HAT, FourierFeatures, HatFeatures, knots_for, number_columns
-from sordina.estimators._bins import binned_features
-from sordina.estimators._convex import LogisticLoss, MarginLoss, SmoothedHinge, shortened, signs_of
+from sordina.estimators._features import (
+    ROWS_PER_HAT,
+    FourierFeatures,
+    HatFeatures,
+    binned_features,
+    knots_for,
+    number_columns,
+)
 from sordina.estimators.gradient import PRECISIONS, GradientClassifier, ProbabilityMixin, travel_for
-from sordina.estimators.perturbation import FunctionalMechanism, ObjectivePerturbation, OutputPerturbation
+from sordina.estimators.perturbation import (
+    FunctionalMechanism,
+    LogisticLoss,
+    MarginLoss,
+    ObjectivePerturbation,
+    OutputPerturbation,
+    SmoothedHinge,
+    shortened,
+    signs_of,
+)
 from sordina.privacy import Budget
 from sordina.training.learning_rates import AutomaticRate
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sordina.errors import InvalidInput
 from sordina.estimators._base import PrivateEstimator
-from sordina.estimators._bins import BinnedFeature
+from sordina.estimators._features import BinnedFeature
 from sordina.estimators._trees import GrownTree
 from sordina.estimators.boosted import BoostedClassifier, BoostedRegressor
 from sordina.estimators.forest import RandomForestClassifier, RandomForestRegressor

@@ -22,7 +22,7 @@ from sordina.estimators._base import (
     noise_for,
     scaled,
 )
-from sordina.estimators._bins import binned_features
+from sordina.estimators._features import binned_features
 from sordina.estimators.linear import symmetric_matrix, symmetric_vector
 from sordina.privacy import Budget
 
