@@ -31,22 +31,31 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, each.name) for each in fields(value))
 
 
-def opaque(value: Any, depth: int = 8) -> Any:
+def opaque(value: Any, seen: set[int] | None = None) -> Any:
     """The first object inside ``value`` that holds tensors or numbers where `tensors_in` does not look; else None."""
-    if isinstance(value, (Tensor, nn.Module, str, int, float, complex, bytes, type, type(None))) or depth < 0:
+    if isinstance(value, (Tensor, nn.Module, str, int, float, complex, bytes, type, type(None))):
         return None
     if isinstance(value, np.ndarray):
         return value
-    inner: Iterable[Any] = value if isinstance(value, (list, tuple, set)) else ()
+    seen = set() if seen is None else seen
+    if id(value) in seen or len(seen) > MOST_OBJECTS:
+        return None
+    seen.add(id(value))
     if isinstance(value, Mapping):
-        inner = value.values()
+        inner: Iterable[Any] = value.values()
     elif is_dataclass(value):
         inner = [getattr(value, each.name) for each in fields(value)]
-    elif not inner:
+    elif isinstance(value, (list, tuple, set)):
+        inner = value
+    else:
         hidden = list(getattr(value, "__dict__", {}).values())
         held = next(tensors_in(hidden), None)
-        return value if held is not None or any(opaque(each, depth - 1) is not None for each in hidden) else None
-    return next((found for each in inner if (found := opaque(each, depth - 1)) is not None), None)
+        return value if held is not None or any(opaque(each, seen) is not None for each in hidden) else None
+    return next((found for each in inner if (found := opaque(each, seen)) is not None), None)
+
+
+MOST_OBJECTS = 500
+"""So many objects inside of arguments are looked at."""
 
 
 def found_in(value: tuple[Any, Any]) -> list[Tensor]:
