@@ -18,7 +18,6 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tail average": {"averaging": "tail"},
     "exponential average": {"averaging": "ema"},
-    "momentum": {"optimizer": "momentum"},
     "4 views": {"views": 4},
     "4 views, tail average": {"views": 4, "averaging": "tail"},
     "weight standardisation": {"model": "-ws"},

@@ -79,7 +79,20 @@ def test_who_states_no_schedule_is_told_which_was_chosen(made_up, tmp_path):
 
 
 def test_techniques_by_name(tmp_path):
-    options = ["--averaging", "tail", "--optimizer", "momentum", "--views", "2", "--batch-size", "200", "--epochs", "1"]
+    options = [
+        "--averaging",
+        "tail",
+        "--optimizer",
+        "momentum",
+        "--learning-rate",
+        "1",
+        "--views",
+        "2",
+        "--batch-size",
+        "200",
+        "--epochs",
+        "1",
+    ]
     result = CliRunner().invoke(app, ["train", "digits", "--seed", "0", "--out", str(tmp_path / "run"), *options])
     assert result.exit_code == 0, result.output
     saved = json.loads((tmp_path / "run" / "recipe.json").read_text())
@@ -94,3 +107,10 @@ def test_scattering_is_a_model_by_name(made_up):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["weights"] == 10 * (81 * 49 + 1)
+
+
+def test_momentum_is_not_put_together_with_the_automatic_rate():
+    data = datasets.load("digits")
+    trainer = TrainingRecipe("digits", optimizer="momentum", batch_size=200, epochs=1, seed=0).trainer(data)
+    with pytest.raises(InvalidInput, match="learning rate of your own"):
+        trainer.fit(data.train)

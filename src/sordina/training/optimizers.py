@@ -108,8 +108,6 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
     "adam-wosm": AdamWOSM,
 }
 NAMES = tuple(_MAKERS)
-PLAIN = ("sgd", "momentum")
-"""Those whose steps add up to the gradients times the rate, so that a rule may set it."""
 _RATES = {"sgd": 0.1, "momentum": 0.1}
 
 
@@ -123,7 +121,7 @@ def optimizer_named(name: str, learning_rate: float | None = None) -> OptimizerM
 
     Args:
         name: sgd, momentum, adam, adam-bc or adam-wosm.
-        learning_rate: None takes the optimiser's own (0.1 for sgd and momentum, where a rule sets it anyway).
+        learning_rate: None takes the optimiser's own (0.1 for sgd and momentum, 1e-3 for the others).
     """
     if name not in _MAKERS:
         raise InvalidInput(f"unknown optimiser {name!r}: choose one of {', '.join(NAMES)}.")

@@ -36,7 +36,7 @@ from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopT
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
 from sordina.training.losses import FailingRows, Loss, check_takes, evaluate, per_sample
-from sordina.training.optimizers import PLAIN, OptimizerMaker, optimizer_named
+from sordina.training.optimizers import OptimizerMaker, optimizer_named
 from sordina.training.planning import PlanReport, plan_report, planned_schedule
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
@@ -381,7 +381,12 @@ class Trainer:
             name = made or "sgd"
             if isinstance(rate, (int, float, np.number)):
                 return optimizer_named(name, check_positive("learning_rate", float(rate)))(parameters), None
-            return optimizer_named(name)(parameters), rate or (AutomaticRate() if name in PLAIN else None)
+            if name == "momentum" and rate is None:
+                raise InvalidInput(
+                    "momentum needs a learning rate of your own: the automatic rate sets every step's length from the "
+                    "gradient of that step, and momentum would apply it to those before (8 points lost on digits)."
+                )
+            return optimizer_named(name)(parameters), rate or (AutomaticRate() if name == "sgd" else None)
         if not isinstance(rate, (int, float, np.number)):
             return made(parameters), rate
         raise InvalidInput(
