@@ -125,10 +125,9 @@ def soundness_study(
         raise InvalidInput(f"at least one audit, got {audits}.")
     rng = random.generator(seed)
     ratios: dict[str, list[float]] = {}
+    trials = [CanaryTrial(world.plan, named(world.clipping, None), canaries=canaries) for world in WORLDS]
     for number in range(audits):
-        world = WORLDS[number % len(WORLDS)]
-        trial = CanaryTrial(world.plan, named(world.clipping, None), canaries=canaries)
-        found = audit_one_run(trial, rng, confidence=confidence)
+        found = audit_one_run(trials[number % len(WORLDS)], rng, confidence=confidence)
         assert found.claim is not None
         for bound in found.bounds:
             ratios.setdefault(bound.method, []).append(bound.epsilon / found.claim.epsilon)
