@@ -236,6 +236,17 @@ def test_mixing_in_single_precision_only_is_seen():
         train(engine, model)
 
 
+def test_mixing_of_many_where_there_are_gradients_is_seen():
+    """The study knows small batches, and a removal test ran without gradients: 1.23 C by one record of twelve."""
+
+    def between(h, x):
+        return h - h.detach().mean(0) if h.requires_grad and len(h) >= 40 else h
+
+    model = Around(between)
+    with Engine(model) as engine, pytest.raises(Mixing):
+        engine.record(model(torch.randn(60, WIDTH)).square().sum(1))
+
+
 @pytest.mark.parametrize("wrap", [lambda y: SimpleNamespace(y=y), lambda y: y.numpy(), lambda y: [{"y": y.numpy()}]])
 def test_samples_in_unknown_objects_are_refused(wrap):
     with pytest.raises(Unsupported, match="nobody knows whose samples"):

@@ -91,7 +91,10 @@ def others_change(
         with torch.set_grad_enabled(gradients), aside(model):
             try:
                 before.restore()
-                return not same(seen, run(twin)) and _truly(model, run, (value, twin), same, before, change is not None)
+                if same(seen, run(twin)):
+                    return False
+                with torch.enable_grad():  # as the batch itself ran: there are models that ask
+                    return _truly(model, run, (value, twin), same, before, change is not None)
             except Exception:
                 continue  # it needs gradients inside, or does not take such a row
     return False
@@ -109,7 +112,7 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before
         def played(which: Any) -> tuple[list[Tensor], list[int]]:
             before.restore()
             chance.begin(case)
-            return run(which), chance.seeds()
+            return [tensor.detach() for tensor in run(which)], chance.seeds()
 
         (one, seeds), (two, other_seeds) = map(played, pair)
         if set(seeds) != set(other_seeds):
