@@ -110,6 +110,10 @@ def make_private(
 ) -> Private:
     """Bind ``model``, ``optimizer`` and ``data`` to a budget; iterate over the result, call ``step``, then ``finish``.
 
+    A sample's loss may depend on that sample alone, also by numbers without a gradient. The model is watched for that.
+    A loss that a loop of your own computes is not, where no gradient shows it: weights of classes counted in the batch,
+    hard examples chosen by rank, losses divided by their largest. `Trainer` tries its loss and refuses those.
+
     Args:
         model: What is trained; its per-sample gradients are clipped.
         optimizer: Any ``torch.optim`` optimiser over the model's parameters.
