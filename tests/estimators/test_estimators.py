@@ -298,3 +298,9 @@ def test_polars_frames_go_through_a_pipeline():
         assert pipeline[-1].feature_names_in_[-1] == "ward=missing"
         again = pickle.loads(pickle.dumps(pipeline))
         assert (again.predict(frame) == pipeline.predict(frame)).all()
+
+
+def test_thresholds_of_linear_classifiers_follow_from_public_facts():
+    few, many = sd.Budget(1, 1e-5), sd.Budget(100, 1e-5)
+    kinds = [type(LogisticRegression(one, bounds=(0, 1))._clipping(10_000)).__name__ for one in (few, many)]
+    assert kinds == ["Fixed", "TypicalNorm"]

@@ -81,7 +81,7 @@ class GradientEstimator(PrivateEstimator):
         batch_size, epochs = self._schedule(units)
         trainer = Trainer(
             module, loss, self._budget(),
-            clipping=self._clipping(),
+            clipping=self._clipping(units),
             batch_size=batch_size,
             epochs=epochs,
             learning_rate=self._learning_rate(units),
@@ -115,7 +115,7 @@ class GradientEstimator(PrivateEstimator):
         batch_size = self.batch_size or batch_size_for(units, self.least_batch)
         return batch_size, epochs_for(units, batch_size) if self.epochs is None else self.epochs
 
-    def _clipping(self) -> Policy[Any]:
+    def _clipping(self, units: int) -> Policy[Any]:
         """Fixed, which small tables under much noise bear best with a linear model."""
         return Fixed(self.threshold)
 
@@ -230,7 +230,7 @@ class MLPClassifier(ProbabilityMixin, GradientClassifier):
         )  # fmt: skip
         self.hidden_layer_sizes = hidden_layer_sizes
 
-    def _clipping(self) -> Policy[Any]:
+    def _clipping(self, units: int) -> Policy[Any]:
         """The trainer's default: a threshold below the usual norms makes a network surer than it should be."""
         return TypicalNorm()
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from sordina.accounting import Gaussian
 from sordina.accounting.ledger import Ledger
+from sordina.clipping import Fixed, Policy, TypicalNorm
 from sordina.errors import InvalidInput, Unsupported
 from sordina.estimators._base import (
     Floats,
@@ -63,6 +64,10 @@ from sordina.privacy import Budget
 from sordina.training.learning_rates import AutomaticRate
 
 METHODS = ("gradient", "objective", "output", "functional")
+PLENTY = 400_000
+"""Units times epsilon from which the trainer's default threshold is taken, for one below the usual norms makes
+probabilities surer than they should be: seen on a made-up table of a million rows (log loss 0.606 -> 0.492), not looked
+for below."""
 _DUAL = (
     "dual-variable perturbation is not private: its noise is scaled by the records themselves, and its model is made "
     "of records. Take method='output', which perturbs the weights by a public bound, or 'gradient'."
@@ -172,6 +177,9 @@ class LinearClassifier(GradientClassifier):
             size = (int(shape[0]), int(shape[1]))
             return OutputPerturbation.within(budget, self.margin_loss, bound, problems, most, size, alpha)
         return ObjectivePerturbation.within(budget, self.margin_loss, bound, problems, alpha, most)
+
+    def _clipping(self, units: int) -> Policy[Any]:
+        return TypicalNorm() if units * self._budget().epsilon >= PLENTY else super()._clipping(units)
 
     def _learning_rate(self, units: int) -> AutomaticRate:
         return AutomaticRate(travel_for(units))
@@ -311,6 +319,9 @@ class SVC(LinearSVC):
 
     def _learning_rate(self, units: int) -> AutomaticRate:
         return AutomaticRate()  # longer first steps were not better here, on digits
+
+    def _clipping(self, units: int) -> Policy[Any]:
+        return Fixed(self.threshold)  # nothing else was tried here
 
     def _row_norm(self, width: int) -> float:
         """``sqrt(2 / D)`` times D cosines, and the constant."""
