@@ -265,3 +265,14 @@ def test_a_strong_signal_may_walk_further_and_never_without_end():
     )  # of 400 numbers whose noise alone has a norm of 20 standard deviations
     assert strong > 2 * weak
     assert strongest * 2.0 * 0.5 * 1000**0.5 <= 4 * 0.7 * (1 + 1e-9)
+
+
+def test_absurd_histories_move_nothing_and_raise_nothing():
+    rule = AutomaticRate()
+    for size in (0.0, 1e-38, 3e38, math.inf, math.nan):
+        for noise in (1e-300, 1.0, 1e300):
+            for norm in (5e-324, 1.0, 1e308):
+                state = rule.init(Start(100, 0.1, 4, 0.1))
+                for _ in range(3):
+                    state = rule.adapt(state, torch.full((4,), size), noise, ReleasedNorm(norm, True))
+                    assert math.isfinite(rule.learning_rate(state, 0.1))

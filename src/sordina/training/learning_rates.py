@@ -284,14 +284,17 @@ class AutomaticRate(DistanceRate):
             return replace(state, step=state.step + 1, rate=0.0)
         weights, root = len(gradient), math.sqrt(state.steps)
         past = min(state.moving, _MEMORY - 1)
-        recent = (past * state.recent + (float(gradient.norm()) / noise) ** 2 - weights) / (past + 1)
+        ratio, unit = float(gradient.norm()) / noise, typical.norm * noise
+        if not ratio < 1e100 or not 1e-300 < unit < 1e300:  # nothing to measure steps by
+            return replace(state, step=state.step + 1, rate=0.0)
+        recent = (past * state.recent + ratio**2 - weights) / (past + 1)
         doubt = _CERTAIN * math.sqrt(2 * weights / (past + 1))
         signal = math.sqrt(max(recent, doubt, 1.0))
         largest = max(state.largest, signal)
         walk = self.walk * min(1.0, root * typical.norm / noise / _HOPEFUL)
         walk *= min(max(1.0, root * math.sqrt(max(0.0, recent - doubt)) / _STRONG), _LONGER)
         reach = self.reach * math.sqrt(signal / largest)
-        rate = state.convex * min(reach / signal, walk / root) / (typical.norm * noise) * fall(state.step, state.steps)
+        rate = state.convex * min(reach / signal, walk / root) / unit * fall(state.step, state.steps)
         return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
 
     def _by_distance(self, state: AutomaticState, gradient: Tensor, noise: float) -> DistanceState:
