@@ -15,7 +15,7 @@ from tests.integrations.test_private_trainer import trainer
 import sordina as sd
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.integrations.huggingface import PrivateTrainer
-from sordina.integrations.trainable import MovedCheck
+from sordina.integrations.refusals import MovedCheck
 
 ADAPTERS = {
     "lora": (tiny.causal, lambda: LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True)),

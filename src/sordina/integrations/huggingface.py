@@ -37,10 +37,18 @@ from sordina.gradients.structure import Mixing
 from sordina.integrations.model_card import remove_card, weights_file, write_card
 from sordina.integrations.own_checkpoints import OwnCheckpoints
 from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
+from sordina.integrations.refusals import (
+    DEFAULT_CLIPPING,
+    MovedCheck,
+    batch_size_of,
+    check_reached,
+    check_saved,
+    check_seen,
+    refuse_arguments,
+    refuse_watching,
+)
 from sordina.integrations.text_batches import TextItems, TextLimits, WatchedCollator
 from sordina.integrations.text_losses import base_of, loss_for, losses_of_batch
-from sordina.integrations.trainable import MovedCheck, check_reached, check_saved, check_seen
-from sordina.integrations.training_arguments import DEFAULT_CLIPPING, batch_size_of, refuse_arguments, refuse_watching
 from sordina.privacy import Budget, Guarantee
 from sordina.run_folder import INNER, FolderState, state_of
 from sordina.sampling import Users
