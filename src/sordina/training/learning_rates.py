@@ -222,9 +222,11 @@ class DistanceRate:
 #
 # The rate is the smaller of both; from the middle of the run on it falls to zero. |g|^2 is the released |g + noise|^2
 # less the noise's share of it, in the mean of the last `_MEMORY` steps; what the noise hides counts as signal, which
-# shortens steps. Where what is surely signal is strong against the noise of the *whole* run, the walk may be longer
-# (`_STRONG`, at most `_LONGER` times). Where not even gradients that all agree would stand out, it is shorter
-# (`_HOPEFUL`). A model that is linear in its weights has a convex loss, and bears longer steps.
+# shortens steps. Where what is surely signal is strong against the noise of the *whole* run (`_STRONG`) and can be seen
+# within a step (`_CLEAR`, a share of the noise's square), the walk may be up to `_LONGER` times as long. Where not even
+# gradients that all agree would stand out, it is shorter (`_HOPEFUL`). In a network noise on one layer meets noise on
+# the next, which no derivative at the start can tell: there the walk of a weight is bounded by the size of first
+# weights too (`_SWAMPED`). A model that is linear in its weights has a convex loss, and bears longer steps.
 #
 # With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
 # weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
@@ -234,7 +236,9 @@ _CERTAIN = 2.0
 """So many standard deviations of the noise's squared norm are in doubt: signal if that shortens steps, else noise."""
 _CONVEX = 2.0
 _HOPEFUL = 20.0
-_STRONG, _LONGER = 60.0, 4.0
+_STRONG, _CLEAR, _LONGER = 60.0, 0.05, 4.0
+_SWAMPED = 2.0
+"""In a network the noise of a run moves a weight by at most this many times the size of first weights."""
 _RELATIVE = 0.1
 """Where no typical norm is known, what is surely signal may move all weights by this part of their length at first."""
 
@@ -284,17 +288,20 @@ class AutomaticRate(DistanceRate):
             return replace(state, step=state.step + 1, rate=0.0)
         weights, root = len(gradient), math.sqrt(state.steps)
         past = min(state.moving, _MEMORY - 1)
-        ratio, unit = float(gradient.norm()) / noise, typical.norm * noise
-        if not ratio < 1e100 or not 1e-300 < unit < 1e300:  # nothing to measure steps by
+        ratio = float(gradient.norm()) / noise
+        if not ratio < 1e100 or not all(1e-100 < one < 1e100 for one in (noise, typical.norm)):
             return replace(state, step=state.step + 1, rate=0.0)
         recent = (past * state.recent + ratio**2 - weights) / (past + 1)
         doubt = _CERTAIN * math.sqrt(2 * weights / (past + 1))
         signal = math.sqrt(max(recent, doubt, 1.0))
         largest = max(state.largest, signal)
-        walk = self.walk * min(1.0, root * typical.norm / noise / _HOPEFUL)
-        walk *= min(max(1.0, root * math.sqrt(max(0.0, recent - doubt)) / _STRONG), _LONGER)
-        reach = self.reach * math.sqrt(signal / largest)
-        rate = state.convex * min(reach / signal, walk / root) / unit * fall(state.step, state.steps)
+        walk = state.convex * self.walk / typical.norm * min(1.0, root * typical.norm / noise / _HOPEFUL)
+        if state.convex == 1:
+            walk = min(walk, _SWAMPED * state.first)
+        strong = min(root * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
+        walk *= min(max(1.0, strong), _LONGER)
+        reach = state.convex * self.reach / typical.norm * math.sqrt(signal / largest)
+        rate = min(reach / signal, walk / root) / noise * fall(state.step, state.steps)
         return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
 
     def _by_distance(self, state: AutomaticState, gradient: Tensor, noise: float) -> DistanceState:
