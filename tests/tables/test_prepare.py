@@ -64,6 +64,13 @@ def test_every_source_says_the_same(kind, patients, schema, tmp_path):
     assert table.targets.tolist() == [1, 0, 1, 0]
 
 
+def test_an_encoding_without_its_mark_is_refused_in_a_line(patients, schema, tmp_path):
+    source = tmp_path / "unmarked.csv"
+    source.write_bytes(patients.read_text().encode("utf-16-be"))
+    with pytest.raises(InvalidInput, match="is not written in utf-16"):
+        read_table(source, schema, encoding="utf-16")
+
+
 def test_pieces_do_not_matter(patients, schema, monkeypatch):
     whole = read_table(patients, schema).inputs
     monkeypatch.setattr("sordina.tables.readers.ROWS_AT_ONCE", 1)

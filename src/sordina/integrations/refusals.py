@@ -177,7 +177,11 @@ def check_saved(model: nn.Module) -> None:
     from peft import get_peft_model_state_dict
 
     kept = {each.data_ptr() for each in get_peft_model_state_dict(model).values()}
-    if lost := [name for name, each in model.named_parameters() if each.requires_grad and each.data_ptr() not in kept]:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    configurations: Any = model.peft_config
+    if any(each.is_prompt_learning for each in configurations.values()):  # saved as the prompt that they make
+        trained = {name: each for name, each in trained.items() if not name.startswith("prompt_encoder.")}
+    if lost := [name for name, each in trained.items() if each.data_ptr() not in kept]:
         raise InvalidInput(
             f"{_named(lost)} trainable, but no part of the adapter, and save_model would leave it out: name its module "
             "in modules_to_save, or freeze it. Nothing was spent."

@@ -101,7 +101,7 @@ def header(source: Source, *, encoding: str = "utf-8", separator: str = ",") -> 
                 names = next(csv.reader(file, delimiter=separator))
             except StopIteration:
                 raise InvalidInput(f"{source} is empty: it has no header.") from None
-            except (UnicodeDecodeError, EOFError, OSError, csv.Error) as error:
+            except (UnicodeError, EOFError, OSError, csv.Error) as error:
                 raise _unreadable(Path(source), encoding, error) from error
         names = [name.strip() for name in names]
     _refuse_duplicates(source, names)
@@ -192,7 +192,7 @@ class _CsvRows:
         with _open_text(self.path, self.encoding) as file:
             try:
                 next(csv.reader(file, delimiter=self.separator))
-            except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+            except (csv.Error, UnicodeError, EOFError, OSError) as error:
                 raise _unreadable(self.path, self.encoding, error) from error
             yield from self._read(file, rows_at_once)
 
@@ -213,7 +213,7 @@ class _CsvRows:
                 columns = list(zip(*rows, strict=True))
                 yield Piece({name: _objects(columns[place]) for name, place in self.wanted.items()}, self.first)
                 self.first += len(rows)
-        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+        except (csv.Error, UnicodeError, EOFError, OSError) as error:
             raise _unreadable(self.path, self.encoding, error, self.first) from error
 
     def blocks(self, schema: Schema) -> Iterator[Piece]:
@@ -239,7 +239,7 @@ class _CsvRows:
                     elif piece := Piece(columns, self.first):
                         yield piece
                         self.first += len(piece)
-            except (UnicodeDecodeError, EOFError, OSError) as error:
+            except (UnicodeError, EOFError, OSError) as error:
                 raise _unreadable(self.path, self.encoding, error, self.first) from error
         if parser is None:
             yield from self.pieces(ROWS_AT_ONCE)
@@ -313,7 +313,7 @@ def _arrow_parser(rows: _CsvRows, schema: Schema) -> Any:
             if not block.strip(b"\r\n"):
                 return None
             table = arrow_csv.read_csv(pyarrow.BufferReader(block), reading, parsing, converting)
-        except (pyarrow.ArrowException, UnicodeDecodeError):
+        except (pyarrow.ArrowException, UnicodeError):
             return None
         return {name: column(name, table.column(name).combine_chunks()) for name in rows.wanted}
 
@@ -417,7 +417,7 @@ def _refuse_special(path: Path) -> None:
 
 
 def _unreadable(path: Path, encoding: str, error: Exception, first: int = 1) -> InvalidInput:
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeError):
         return InvalidInput(
             f"{path.name} is not written in {encoding} (found after row {first - 1}): say --encoding latin-1, or "
             "whichever it is."
