@@ -30,7 +30,7 @@ from sordina.gradients._tracing import Tracer, changed, described, found_in, opa
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
-from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, others_change
+from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, backward_mixes, others_change
 from sordina.gradients.structure import ADVICE, Mixing, Structure, Study
 
 # The calls of a model: each is run in the way its structure allows, and watched.
@@ -335,7 +335,11 @@ class Calls:
             return list(tensors_in([self._muted(self.run, *which[0], **which[1])]))
 
         seen = [tensor.detach() for tensor in tensors]
-        if others_change(self.model, run, value, structure.inputs, structure.outputs, rows, seen, before):
+        inputs, outputs = structure.inputs, structure.outputs
+        mixes = others_change(self.model, run, value, inputs, outputs, rows, seen, before)
+        if not (mixes or structure.alone) and rows > 2 and torch.is_grad_enabled() and CHANCE.random() < 0.5:
+            mixes = backward_mixes(self.model, run, value, inputs, outputs, rows, before)
+        if mixes:
             raise Mixing(
                 "samples mix: without one sample the model says something else of others, so no per-sample bound "
                 f"exists, and none holds for the steps since this began. {ADVICE}"

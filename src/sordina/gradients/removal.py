@@ -4,6 +4,9 @@ It sees what no gradient shows: statistics taken without one, a maximum over the
 loss divided by its mean or by the size of the batch. Where a sample is replaced the shapes stay the same, so that a
 sound model gives the same numbers to the last bit. Where they differ, chance and rounding are ruled out first: both
 runs are repeated with dropout off, and in double precision.
+
+A backward pass may mix where the forward pass does not (a hook on a tensor, a backward of one's own): so now and then
+the way back is gone too, from everybody's results but one's, and that one may not be met on it (`backward_mixes`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients._rehearsal import CASES, CHANGES, Dims, Snapshot, WithoutChance, aside, moved, part, replaced
+from sordina.gradients._rehearsal import (
+    CASES,
+    CHANGES,
+    Dims,
+    Snapshot,
+    WithoutChance,
+    aside,
+    moved,
+    part,
+    replaced,
+    rows_of,
+)
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.comparison import others_same, part_same
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
@@ -110,7 +124,7 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before
     with WithoutChance() as chance:
 
         def played(which: Any) -> tuple[list[Tensor], list[int]]:
-            before.restore()
+            _again(model, before)
             chance.begin(case)
             return [tensor.detach() for tensor in run(which)], chance.seeds()
 
@@ -126,6 +140,79 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before
                 return not same(*(played(_doubled(each))[0] for each in pair))
         except Exception:
             return not same(one, two, rough=20)
+
+
+def _again(model: nn.Module, before: Snapshot) -> None:
+    """As before the batch ran, but without the dropout inside of recurrent layers, which no mode reaches (`aside`)."""
+    before.restore()
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+
+
+_LOOKED_AT = 16
+"""Of so many parameters, drawn anew every time, the gradients are compared."""
+
+
+def backward_mixes(
+    model: nn.Module, run: Run, value: Any, dims: Dims, places: SamplePlacements, rows: int, before: Snapshot
+) -> bool:
+    """Whether the gradient of all samples' results but one's depends on that one.
+
+    Args:
+        model: What is run; it is left as it was.
+        run: Called with gradients.
+        value: The arguments, with ``rows`` samples along ``dims``.
+        dims: Where the samples lie in the arguments.
+        places: Where they lie in the result.
+        rows: How many samples there are.
+        before: The state of the model before it ran.
+    """
+    trained = [one for one in model.parameters() if one.requires_grad]
+    sample, other = CHANCE.sample(range(rows), 2)
+    twin = replaced(value, dims, sample, other, CHANCE.choice((CHANGES[0], CHANGES[2])))
+    case, seed = CHANCE.choice(CASES), CHANCE.getrandbits(62)
+    picked = CHANCE.sample(trained, min(_LOOKED_AT, len(trained)))
+    draw = torch.Generator()
+
+    def gradients(which: Any) -> list[Tensor]:
+        _again(model, before)
+        chance.begin(case)
+        draw.manual_seed(seed)
+        results, upstream = [], []
+        for tensor, place in zip(run(which), places, strict=True):
+            if (
+                place is None
+                or not (tensor.requires_grad and tensor.is_floating_point())
+                or tensor.shape[place.dim] % rows
+            ):
+                continue
+            drawn = torch.randn(tensor.shape, generator=draw, dtype=torch.float64).to(tensor)
+            rows_of(drawn, place.dim, sample, rows).zero_()
+            results.append(tensor)
+            upstream.append(drawn)
+        if not results:
+            return []
+        found = torch.autograd.grad(results, picked, upstream, allow_unused=True)
+        return [one.detach() for one in found if one is not None and not one.is_sparse]
+
+    with aside(model), torch.enable_grad(), WithoutChance(own=draw) as chance:
+        try:
+            if _near(gradients(value), gradients(twin), 1e-3):
+                return False
+            with moved(model, None, double=True):
+                return not _near(gradients(_doubled(value)), gradients(_doubled(twin)), 1e-6)
+        except Exception:
+            return False  # no way back from these results, or none in double precision
+
+
+def _near(one: Sequence[Tensor], two: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether two lists of gradients are the same up to rounding; what is not finite tells nothing."""
+    size = sum(float(each.double().square().sum()) for each in one) ** 0.5
+    if len(one) != len(two) or not size < float("inf"):
+        return True
+    gaps = [float((a.double() - b.double()).norm()) for a, b in zip(one, two, strict=True) if a.shape == b.shape]
+    return not max(gaps, default=0.0) > tolerance * size
 
 
 def _doubled(value: Any) -> Any:
