@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAID = {
     "train_a_table": ("per user", "right on"),
-    "fine_tune": ("per user", "accuracy on other people's notes 0."),
+    "fine_tune": ("per user", "accuracy on other people's notes "),
     "own_loop": ("per record", "accuracy 0."),
     "hospitals": ("for every record", "Lugano: took part 20 times, epsilon 3.00"),
     "audit_a_model": ("loss", "CLAIM REFUTED"),
