@@ -18,7 +18,7 @@ from torch import nn
 from sordina.federated import losses
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import LocalTraining
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import ClientSide, InProcess, RoundRequest
 from sordina.federated.objective import flat_parameters, of_module
 from sordina.federated.population import Population, RowOrder
 from sordina.federated.privacy.placement import ClearUpdates

@@ -178,16 +178,21 @@ FORMER_MODULES = {
     "sordina.clipping.names": "sordina.clipping",
     "sordina.clipping.schedule": "sordina.clipping.policy",
     "sordina.federated.client_policy": "sordina.federated.flower.client_policy",
+    "sordina.federated.data.named": "sordina.federated.data.partition",
     "sordina.federated.data.federation": "sordina.federated.data.partition",
     "sordina.federated.engines.deployment": "sordina.federated.flower.deployment",
-    "sordina.federated.engines.engine": "sordina.federated.engines.in_process",
-    "sordina.federated.engines.inprocess": "sordina.federated.engines.in_process",
+    "sordina.federated.engines.engine": "sordina.federated.engines",
+    "sordina.federated.engines.fault_injection": "sordina.federated.engines",
+    "sordina.federated.engines.in_process": "sordina.federated.engines",
+    "sordina.federated.engines.inprocess": "sordina.federated.engines",
     "sordina.federated.keeping": "sordina.federated.run_keeper",
     "sordina.federated.methods": "sordina.federated.algorithms.registry",
     "sordina.federated.partition": "sordina.federated.data.partition",
     "sordina.federated.privacy.account": "sordina.federated.privacy.accounts",
     "sordina.federated.privacy.leakage": "sordina.federated.privacy.accounts",
     "sordina.federated.stopping": "sordina.federated.round",
+    "sordina.integrations.model_card": "sordina.integrations.output_folder",
+    "sordina.integrations.own_checkpoints": "sordina.integrations.output_folder",
     "sordina.mechanisms.metric_laplace": "sordina.mechanisms.laplace",
     "sordina.models.images": "sordina.models.networks",
     "sordina.models.tables": "sordina.models.networks",
@@ -209,7 +214,7 @@ FORMER_MODULES = {
     "sordina.tuning.strategies": "sordina.tuning.space",
     "sordina.types": "sordina.privacy",
 }
-"""Modules that 0.1 documented, or that apps written with it name, and where their names are now; they go with 0.4."""
+"""Modules that documents or apps of earlier versions name, and where their names are now; they go with 0.4."""
 
 
 class FormerModules:

@@ -21,7 +21,7 @@ WORDS |= {
 }
 FLOORS = [
     {"mechanisms", "accounting", "sampling", "gradients", "clipping"},
-    {"plan", "_distributed", "private_step"},
+    {"plan", "private_step"},
     {"datasets", "models"},
     {"training"},
     {"tables", "estimators", "tuning", "federated", "auditing", "fairness", "statistics", "integrations"},
@@ -32,7 +32,6 @@ FLOORS = [
 SAME_FLOOR_ALLOWED = {
     ("sampling", "accounting"),
     ("private_step", "plan"),
-    ("private_step", "_distributed"),
     ("mechanisms", "accounting"),
     ("federated", "fairness"),
     ("auditing", "federated"),

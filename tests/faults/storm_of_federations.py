@@ -24,7 +24,7 @@ from sordina.accounting.events import Event, Repeated
 from sordina.accounting.ledger import Ledger
 from sordina.errors import SordinaError
 from sordina.federated import recipe as recipes
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import ClientSide, InProcess, RoundRequest
 from sordina.federated.flower.client import ClientContext, ClientFolder, alone, answer
 from sordina.federated.messages import ClientResult
 from sordina.federated.population import RowOrder

@@ -11,8 +11,7 @@ from sordina.federated import losses
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.compression import Compressed, Quantised, TopK, named
-from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import ClientSide, FaultInjectingEngine, FaultInjection, InProcess, RoundRequest
 from sordina.federated.messages import ClientResult, pack, unpack
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, RowOrder

@@ -15,8 +15,15 @@ from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.algorithms.ifca import BestModel
 from sordina.federated.algorithms.metric_pfl import MetricPflServer
-from sordina.federated.engines.fault_injection import KINDS, FaultInjectingEngine, FaultInjection, hostile_of
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import (
+    KINDS,
+    ClientSide,
+    FaultInjectingEngine,
+    FaultInjection,
+    InProcess,
+    RoundRequest,
+    hostile_of,
+)
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, RowOrder, SampledClients
 from sordina.federated.privacy.central import Central

@@ -13,7 +13,7 @@ from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining
 from sordina.federated.algorithms.ifca import BestModel, BestUpdate
 from sordina.federated.algorithms.scaffold import ScaffoldClient
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import ClientSide, InProcess, RoundRequest
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population, RowOrder
 from sordina.federated.privacy.placement import UNIFORM, ClearUpdates

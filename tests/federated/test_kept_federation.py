@@ -12,7 +12,7 @@ from sordina import journal as journals
 from sordina.accounting.ledger import Ledger
 from sordina.cli import main
 from sordina.errors import InvalidInput, SordinaError, Unsupported
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.recipe import FederatedRecipe
 from sordina.federated.run_keeper import CHECKPOINT, federate_into
 from sordina.privacy import Budget

@@ -12,8 +12,7 @@ from sordina.federated.aggregation import NAMES, Krum, Median, TrimmedMean, Upda
 from sordina.federated.algorithms import registry
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
-from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import FaultInjectingEngine, FaultInjection, InProcess
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, SampledClients
 from sordina.federated.privacy.central import Central

@@ -13,7 +13,7 @@ from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.algorithms.ifca import BestModel
 from sordina.federated.algorithms.metric_pfl import MetricPflServer
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.objective import of_module
 from sordina.federated.population import ClientsInTurn, Population, SampledClients
 from sordina.federated.privacy.accounts import exact

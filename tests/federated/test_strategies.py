@@ -12,7 +12,7 @@ from sordina.federated.algorithms.fedavg import AddMean, LocalGradient, LocalTra
 from sordina.federated.algorithms.ifca import BestModel, BestUpdate, IfcaServer
 from sordina.federated.algorithms.metric_pfl import MetricPflServer, SteadyPflServer, kmeans, spread
 from sordina.federated.algorithms.scaffold import ScaffoldClient, ScaffoldServer
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.messages import Release
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population, SampledClients

@@ -21,7 +21,7 @@ from sordina.federated.algorithms.ifca import IfcaServer
 from sordina.federated.algorithms.per_fedavg import MetaTraining
 from sordina.federated.algorithms.personal import GraphNeighbours, GraphServer, NearMean
 from sordina.federated.algorithms.sub_fedavg import Intersection, SubNetwork
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import ClientSide, InProcess, RoundRequest
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population, RowOrder, SampledClients
 from sordina.federated.privacy.placement import UNIFORM, ClearUpdates, FederationFacts

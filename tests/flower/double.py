@@ -120,7 +120,7 @@ def parts_of(placement, clients, width):
 
 def engine_of(method, population, folder, **options):
     """An engine for what `parts_of` gave."""
-    from sordina.federated.engines.in_process import ClientSide
+    from sordina.federated.engines import ClientSide
 
     return fleet(ClientSide(method.work, method.placement), population, folder, **options)
 
@@ -172,7 +172,7 @@ def instruction_for(method, engine, client=0, number=0):
     """The server's message to one client, for a first round from zero."""
     import torch
 
-    from sordina.federated.engines.in_process import RoundRequest
+    from sordina.federated.engines import RoundRequest
     from sordina.federated.flower.records import instruct
     from sordina.federated.population import RowOrder
 

@@ -23,7 +23,7 @@ from torch import nn
 from sordina.accounting import Gaussian, Repeated, accountant
 from sordina.errors import InvalidInput
 from sordina.federated import losses
-from sordina.federated.engines.in_process import RoundRequest
+from sordina.federated.engines import RoundRequest
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.client_policy import ClientPolicy
 from sordina.federated.flower.deployment import client_app, recipe_of

@@ -25,8 +25,7 @@ from sordina.federated.algorithms.metric_pfl import MetricPflServer
 from sordina.federated.algorithms.registry import NAMES
 from sordina.federated.algorithms.scaffold import ScaffoldClient, ScaffoldServer
 from sordina.federated.compression import Compressed, Quantised, TopK
-from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
-from sordina.federated.engines.in_process import ClientSide, InProcess
+from sordina.federated.engines import ClientSide, FaultInjectingEngine, FaultInjection, InProcess
 from sordina.federated.objective import of_module
 from sordina.federated.population import Population, SampledClients
 from sordina.federated.privacy.accounts import exact

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated.decentralized.gopa import GopaNoise
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.client_policy import ClientPolicy
 from sordina.privacy import Budget
@@ -172,7 +172,7 @@ def test_a_second_send_with_other_partners_is_refused_even_at_the_same_time(tmp_
     from flwr.app.user_config import UserConfig
 
     from sordina.federated.decentralized.key_agreement import KeyPair
-    from sordina.federated.engines.in_process import RoundRequest
+    from sordina.federated.engines import RoundRequest
     from sordina.federated.flower.gopa_round import begin, continued
     from sordina.federated.population import RowOrder
 

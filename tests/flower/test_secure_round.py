@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="the Flower engine needs flwr: pip install 's
 from scipy.stats import chisquare
 
 from sordina.errors import Unsupported
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.flower.client_policy import ClientPolicy
 from sordina.federated.privacy.distributed import Distributed
 from sordina.federated.recipe import FederatedRecipe, run
@@ -240,7 +240,7 @@ def test_a_client_that_spoils_its_shares_has_not_dropped_out(tmp_path):
 
 
 def test_a_simulated_node_may_stand_for_several_clients(tmp_path):
-    from sordina.federated.engines.in_process import ClientSide
+    from sordina.federated.engines import ClientSide
     from sordina.federated.flower.client import ClientContext, ClientFolder, alone
     from sordina.federated.flower.client_app import client_app
 
@@ -261,7 +261,7 @@ def test_a_simulated_node_may_stand_for_several_clients(tmp_path):
 
 def test_a_round_that_is_begun_again_gets_no_second_sum(tmp_path):
     """The same noised update in two sums: a client missing from the second would be their difference."""
-    from sordina.federated.engines.in_process import ClientSide, RoundRequest
+    from sordina.federated.engines import ClientSide, RoundRequest
     from sordina.federated.population import RowOrder
 
     method, population, models = parts()

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from sordina.federated import recipe as recipes
 from sordina.federated.data import load
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.flower.simulation import simulated
 from sordina.federated.problem import FederatedProblem
 from sordina.federated.round import federate
@@ -89,7 +89,7 @@ from fractions import Fraction
 import numpy as np
 from sordina.federated import recipe as recipes
 from sordina.federated.data import load
-from sordina.federated.engines.in_process import InProcess
+from sordina.federated.engines import InProcess
 from sordina.federated.flower.simulation import simulated
 from sordina.federated.problem import FederatedProblem
 from sordina.federated.round import federate
@@ -152,7 +152,7 @@ def test_a_client_half_is_published_once(tmp_path):
 
     from sordina.federated import losses
     from sordina.federated.algorithms.fedavg import LocalGradient
-    from sordina.federated.engines.in_process import ClientSide
+    from sordina.federated.engines import ClientSide
     from sordina.federated.flower.simulation import Stage
     from sordina.federated.objective import of_module
     from sordina.federated.privacy.placement import ClearUpdates

@@ -16,7 +16,7 @@ from torch import nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
-from sordina.gradients.comparison import Truth
+from sordina.gradients.one_by_one import Truth
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.privacy import Budget

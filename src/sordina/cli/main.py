@@ -20,7 +20,6 @@ from sordina.cli import (
     federate,
     ledger,
     report,
-    reproduce,
     tables,
     train,
     tune,
@@ -52,7 +51,7 @@ app.command()(report.report)
 app.command()(report.compare)
 app.command()(demo.demo)
 app.command()(tune.tune)
-app.command()(reproduce.reproduce)
+app.command()(demo.reproduce)
 app.command(cls=CommandWithFormerOptions)(federate.federate)
 
 

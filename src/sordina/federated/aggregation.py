@@ -34,7 +34,7 @@ import hmac
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -45,11 +45,13 @@ from sordina.errors import InvalidInput
 from sordina.federated.algorithms.algorithm import unmoved
 from sordina.federated.compression import Compressed
 from sordina.federated.decentralized.gopa import GopaNoise
-from sordina.federated.engines.in_process import ClientSide, RoundRequest
 from sordina.federated.messages import ClientUpdate, Refusal
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.distributed import Distributed
 from sordina.privacy import Adjacency
+
+if TYPE_CHECKING:
+    from sordina.federated.engines import ClientSide, RoundRequest
 
 # The server's door: what arrives is looked at before it counts, and whoever is turned away is named.
 
@@ -59,7 +61,7 @@ _ROUNDING = 1 + 1e-3
 
 @dataclass(frozen=True)
 class ReceivedUpdate:
-    """A update on its way, with the name and the pass its sender shows."""
+    """An update on its way, with the name and the pass its sender shows."""
 
     sender: int
     token: bytes

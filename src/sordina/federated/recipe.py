@@ -21,7 +21,7 @@ from sordina.federated.algorithms.metric_pfl import spread
 from sordina.federated.algorithms.registry import FederatedAlgorithm
 from sordina.federated.data import load
 from sordina.federated.decentralized.gopa import GOPA
-from sordina.federated.engines.fault_injection import FaultInjection, hostile_of
+from sordina.federated.engines import FaultInjection, hostile_of
 from sordina.federated.privacy.central import CentralDP
 from sordina.federated.privacy.distributed import DistributedDP
 from sordina.federated.privacy.local import LocalDP

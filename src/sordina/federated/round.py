@@ -19,7 +19,7 @@ from sordina.federated.algorithms.fedavg import AddMean
 from sordina.federated.algorithms.feddyn import FedDynServer
 from sordina.federated.algorithms.fsvrg import FsvrgServer
 from sordina.federated.algorithms.scaffold import ScaffoldServer
-from sordina.federated.engines.in_process import ClientSide, FederatedEngine, RoundRequest
+from sordina.federated.engines import ClientSide, FederatedEngine, RoundRequest
 from sordina.federated.messages import Arrays, ClientUpdate, Refusal, Release, weight
 from sordina.federated.population import ClientSelection, RowOrder
 from sordina.federated.privacy.accounts import ClientAccount

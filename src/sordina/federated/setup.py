@@ -19,8 +19,7 @@ from sordina.federated import aggregation, compression
 from sordina.federated.algorithms.registry import FederatedAlgorithm
 from sordina.federated.compression import Compressed
 from sordina.federated.decentralized.gopa import GOPA, GopaNoise
-from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
-from sordina.federated.engines.in_process import InProcess, PerClientEngine
+from sordina.federated.engines import FaultInjectingEngine, FaultInjection, InProcess, PerClientEngine
 from sordina.federated.objective import Objective
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.central import Central

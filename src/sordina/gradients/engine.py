@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients._backward import names_of, terms_of
 from sordina.gradients._calls import ModelCall, check_losses_apart, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
 from sordina.gradients._rehearsal import aside
@@ -26,7 +25,7 @@ from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, 
 from sordina.gradients.one_by_one import BackwardPiece, Backwards, folded
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Key
-from sordina.gradients.tape import GhostTape, full_precision
+from sordina.gradients.tape import GhostTape, full_precision, names_of, terms_of
 from sordina.gradients.terms import Term
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,7 @@ from sordina.gradients._rehearsal import (
     rows_of,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.comparison import others_same, part_same
-from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, others_same, part_same
 from sordina.gradients.structure import ADVICE, Mixing
 
 CHANCE = SystemRandom()

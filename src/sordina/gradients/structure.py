@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
-from sordina.gradients._backward import gradients, names_of, passed_through, terms_of
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._reads import Company, Site, settled
 from sordina.gradients._rehearsal import (
@@ -64,9 +63,8 @@ from sordina.gradients._rehearsal import (
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.comparison import Truth, close, others_same, part_same
-from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
-from sordina.gradients.tape import full_precision
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
+from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of
 
 Key = tuple[str, int]
 Form = tuple[int, ...]

@@ -34,8 +34,7 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.checks import frozen_norms
 from sordina.gradients.removal import LossWatch
 from sordina.gradients.structure import Mixing
-from sordina.integrations.model_card import remove_card, weights_file, write_card
-from sordina.integrations.own_checkpoints import OwnCheckpoints
+from sordina.integrations.output_folder import OwnCheckpoints, remove_card, weights_file, write_card
 from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
 from sordina.integrations.refusals import (
     DEFAULT_CLIPPING,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sordina.errors import Unsupported
 from sordina.gradients._rehearsal import WithoutChance, aside, moved
-from sordina.gradients.comparison import TOLERANCE
+from sordina.gradients.one_by_one import TOLERANCE
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.integrations.text_batches import SHORTEST, Item, TextLimits, _collated, _flat, _made_up

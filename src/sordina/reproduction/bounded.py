@@ -18,7 +18,7 @@ from sordina.federated import losses
 from sordina.federated.algorithms.algorithm import LocalSteps
 from sordina.federated.algorithms.fedavg import AddMean, LocalTraining
 from sordina.federated.data.partition import iid, take
-from sordina.federated.engines.in_process import ClientSide, InProcess, RoundRequest
+from sordina.federated.engines import ClientSide, InProcess, RoundRequest
 from sordina.federated.objective import Batch, Objective, flat_parameters, of_module
 from sordina.federated.population import Population, RowOrder, SampledClients
 from sordina.federated.privacy.central import Central

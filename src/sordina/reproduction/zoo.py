@@ -16,8 +16,7 @@ from sordina.federated.algorithms import registry
 from sordina.federated.algorithms.algorithm import ClientWork, LocalSteps
 from sordina.federated.algorithms.personal import Personal, used
 from sordina.federated.data.partition import Shard, by_key, by_label, shift_concept, take
-from sordina.federated.engines.fault_injection import FaultInjectingEngine, FaultInjection
-from sordina.federated.engines.in_process import FederatedEngine, InProcess
+from sordina.federated.engines import FaultInjectingEngine, FaultInjection, FederatedEngine, InProcess
 from sordina.federated.objective import Objective, flat_parameters, of_module
 from sordina.federated.population import Population, RowOrder, SampledClients
 from sordina.federated.privacy.placement import UNIFORM, ClearUpdates, FederationFacts, Placement

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from sordina import random
-from sordina._distributed import team
 from sordina.accounting import Account
 from sordina.clipping import Policy, arrange, policy_facts
 from sordina.clipping.per_layer import PerLayer
@@ -28,7 +27,7 @@ from sordina.gradients.layout import widen
 from sordina.journal import BLOCK, Journal
 from sordina.plan import Plan, check_whole, spent
 from sordina.privacy import Guarantee
-from sordina.private_step import PrivateStep, finite
+from sordina.private_step import PrivateStep, finite, team
 from sordina.queries import Released, Tape
 from sordina.sampling import Users
 from sordina.training.augmentation import Augmentation, augmented, check_augmentation

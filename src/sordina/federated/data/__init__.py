@@ -16,8 +16,16 @@ import numpy as np
 
 from sordina.errors import InvalidInput
 from sordina.federated.data.client_data import table
-from sordina.federated.data.named import adult, femnist, hospital, mnist_writers, synthetic, synthetic_fairness
-from sordina.federated.data.partition import Federation, Groups
+from sordina.federated.data.partition import (
+    Federation,
+    Groups,
+    adult,
+    femnist,
+    hospital,
+    mnist_writers,
+    synthetic,
+    synthetic_fairness,
+)
 
 __all__ = ["Federation", "Groups", "load", "names"]
 

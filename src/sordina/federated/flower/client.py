@@ -21,7 +21,7 @@ from torch import Tensor
 from sordina import private_files, random
 from sordina.errors import BudgetRefused, InvalidInput, Unsupported
 from sordina.federated.algorithms.algorithm import PrivateWork, perform, unmoved
-from sordina.federated.engines.in_process import ClientSide, RoundRequest
+from sordina.federated.engines import ClientSide, RoundRequest
 from sordina.federated.flower.client_policy import ClientPolicy
 from sordina.federated.messages import Arrays, ClientResult, ClientUpdate, arrays_of_update
 from sordina.federated.population import Cohort, Population, RowOrder

@@ -17,7 +17,7 @@ from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated.algorithms.algorithm import dtype_of
 from sordina.federated.algorithms.personal import used
 from sordina.federated.decentralized.gopa import GopaNoise
-from sordina.federated.engines.in_process import RoundRequest
+from sordina.federated.engines import RoundRequest
 from sordina.federated.flower import gopa_round, secure_round
 from sordina.federated.flower.client import ClientContext, answer, state_of_client
 from sordina.federated.flower.records import Instruction, read, reply

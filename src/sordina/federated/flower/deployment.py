@@ -33,7 +33,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.federated import losses
 from sordina.federated.decentralized.gopa import GOPA
-from sordina.federated.engines.in_process import ClientSide, RoundRequest
+from sordina.federated.engines import ClientSide, RoundRequest
 from sordina.federated.flower.client import ClientContext, ClientFolder, alone
 from sordina.federated.flower.client_app import client_app as client_app_of
 from sordina.federated.flower.client_policy import ClientPolicy, policy_for

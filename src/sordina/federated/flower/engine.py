@@ -23,7 +23,7 @@ from sordina.errors import DataNotFound, InvalidInput
 from sordina.federated.aggregation import UpdateValidator
 from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.decentralized.secure_aggregation import AggregationServer
-from sordina.federated.engines.in_process import ClientSide, RoundRequest
+from sordina.federated.engines import ClientSide, RoundRequest
 from sordina.federated.flower.client_app import ask_name, deliver, distinct_names, name_in
 from sordina.federated.flower.gopa_round import GopaRound
 from sordina.federated.flower.records import StepExchange, content_bytes, instruct, update_in, weight

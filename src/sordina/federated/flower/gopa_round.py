@@ -37,7 +37,7 @@ from sordina.federated.decentralized.gopa import GopaNoise
 from sordina.federated.decentralized.gopa_party import GopaBoard, GopaParty, GopaTerms
 from sordina.federated.decentralized.key_agreement import KEY_BYTES, KeyPair, shared_key
 from sordina.federated.decentralized.secure_aggregation import Aborted
-from sordina.federated.engines.in_process import RoundRequest
+from sordina.federated.engines import RoundRequest
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.records import (
     StepExchange,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordina.errors import InvalidInput, SordinaError
-from sordina.federated.engines.in_process import RoundRequest
+from sordina.federated.engines import RoundRequest
 from sordina.federated.messages import ClientUpdate, Refusal, decode, encode, pack, unpack, update_of_arrays
 from sordina.federated.population import RowOrder
 

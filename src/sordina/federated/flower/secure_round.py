@@ -26,7 +26,7 @@ from sordina.federated.decentralized.secure_aggregation import (
     SecureSum,
     UnreadableLetters,
 )
-from sordina.federated.engines.in_process import RoundRequest
+from sordina.federated.engines import RoundRequest
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.flower.records import (
     StepExchange,

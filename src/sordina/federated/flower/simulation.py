@@ -28,7 +28,7 @@ import torch
 
 from sordina import private_files
 from sordina.errors import Unsupported
-from sordina.federated.engines.in_process import ClientSide
+from sordina.federated.engines import ClientSide
 from sordina.federated.flower.client import ClientFolder
 from sordina.federated.population import Population
 from sordina.federated.privacy.accounts import ClientAccount
