@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from sordina.accounting.events import Gaussian
-from sordina.auditing.audit import RowSplit, audit_scores
+from sordina.auditing.audit import Attempt, Judge, RowSplit, audit_scores
 from sordina.auditing.one_run import (
     Guesses,
     Membership,
@@ -49,6 +49,46 @@ def test_a_wrong_bound_would_be_noticed():
 
 def test_many_attacks_refute_no_more_often_than_one_may():
     assert family_refutations(14, 300, 40, seed=2) <= allowed(40)
+
+
+def test_choosing_the_strongest_of_many_attacks_invents_nothing():
+    """Scores of pure chance: whichever attack is given half of the error, more than epsilon 0 is a false bound."""
+    rng, above = np.random.default_rng(3), 0
+    for seed in range(AUDITS):
+        member = rng.random(200) < 0.5
+        scores = {str(one): rng.normal(size=200) for one in range(8)}
+        above += audit_scores(scores, member, membership="coins", delta=0.0, seed=seed).epsilon_lower > 0
+    assert above <= allowed(AUDITS)
+
+
+@pytest.mark.parametrize("membership", ["coins", "coins:0.6", "fixed"])
+@pytest.mark.parametrize("delta", [1e-5, 1 / 3000])
+def test_a_perfect_attack_among_seventeen_proves_much_of_300_records(membership, delta):
+    """Equal shares of the error proved nothing at delta 1/(10 n) on a fixed split."""
+    rng = np.random.default_rng(0)
+    member = rng.permutation(300) < (150 if membership == "coins" else 180)
+    scores = {str(one): rng.normal(size=300) for one in range(16)} | {"perfect": member + 0.1 * rng.random(300)}
+    found = audit_scores(scores, member, membership=membership, delta=delta, seed=0)
+    assert found.ranked[0].name == "perfect"
+    assert 2.5 < found.epsilon_lower < 4
+    assert all(result.bound.epsilon < 0.5 for result in found.ranked[1:])
+
+
+def test_the_favourite_is_chosen_without_the_rows_that_are_reported_on():
+    rng = np.random.default_rng(0)
+    tuned = {name: Scores(rng.normal(size=60) + shift, rng.normal(size=60)) for name, shift in (("a", 0), ("b", 3))}
+    judge = Judge.of(Membership("coins"), None, None, 0.95)
+    for shift in (0, 5):
+        reported = {"a": Scores(rng.normal(size=90) + shift, rng.normal(size=90))}
+        reported |= {name: Scores(rng.normal(size=90), rng.normal(size=90)) for name in ("b", "c")}
+        attempts = [Attempt(name, tuned.get(name, tuned["a"]), scores) for name, scores in reported.items()]
+        assert [1 - one.bound.confidence for one in judge(attempts)] == pytest.approx([0.0125, 0.025, 0.0125])
+
+
+def test_an_infinite_epsilon_claims_no_delta_either():
+    told = Judge.of(Membership("coins"), Guarantee(math.inf, 1e-3), None, 0.95)
+    assert told.delta == 1e-5
+    assert Judge.of(Membership("coins"), Guarantee(8.0, 1e-3), None, 0.95).delta == 1e-3
 
 
 @pytest.mark.parametrize("side", ["in", "out"])

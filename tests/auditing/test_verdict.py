@@ -10,7 +10,7 @@ from torch import nn
 
 import sordina as sd
 from sordina.auditing.audit import audit_scores
-from sordina.auditing.bounds import shared_confidence
+from sordina.auditing.bounds import shared_confidences
 from sordina.auditing.one_run import OneRun
 from sordina.auditing.runs import audit_run
 from sordina.training.recipe import TrainingRecipe, train
@@ -46,21 +46,21 @@ def verdicts(attacks, **rest):
 
 def test_several_attacks_share_the_error():
     lucky = Told(0.6)
-    alone, strict = (verdicts([lucky], confidence=level).epsilon_lower for level in (0.95, 0.995))
+    alone, strict = (verdicts([lucky], confidence=level).epsilon_lower for level in (0.95, 0.975))
     assert strict < alone
     claim = sd.Guarantee((alone + strict) / 2, 0.0)
     assert verdicts([lucky], claim=claim).exceeds_claim
     companions = [Told(0.0, seed=number, name=f"blind {number}") for number in range(1, 10)]
     found = verdicts([lucky, *companions], claim=claim)
     assert not found.exceeds_claim, "one of ten attacks may not decide at the error of one"
-    assert all(bound.confidence == pytest.approx(0.995) for one in found.results for bound in one.bounds)
+    assert sorted(1 - one.bound.confidence for one in found.results) == pytest.approx([0.025 / 9] * 9 + [0.025])
     assert "The 10 attacks together: confidence 0.95" in found.verdict
-    assert "confidence 99.5 %" in found.verdict
+    assert "confidence 97.5 %" in found.verdict
 
 
 def test_blind_attacks_refute_no_more_often_together_than_the_confidence_says():
     """Guarantee (almost) 0 is true of a model that saw nothing; 20 blind attacks a time."""
-    nothing, wrong, audits = sd.Guarantee(1e-9, 0.0), 0, 60
+    nothing, wrong, audits = sd.Guarantee(1e-9, 0.0), 0, 30
     model = nn.Linear(3, 2)
     for audit in range(audits):
         attacks = [Told(0.0, seed=1000 * audit + number) for number in range(20)]
@@ -127,8 +127,9 @@ def test_scores_from_elsewhere_meet_the_same_bounds():
         audit_scores({"short": [1, 2, 3]}, member)
 
 
-def test_shared_confidence():
-    assert shared_confidence(0.95, 1) == pytest.approx(0.95)
-    assert shared_confidence(0.9, 4) == pytest.approx(0.975)
+def test_shared_confidences():
+    assert shared_confidences(0.95, 1) == (0.95,)
+    assert shared_confidences(0.9, 2, favourite=1) == pytest.approx((0.95, 0.95))
+    assert sum(1 - one for one in shared_confidences(0.9, 17, favourite=3)) == pytest.approx(0.1)
     with pytest.raises(sd.errors.InvalidInput, match="at least one attack"):
         verdicts([])

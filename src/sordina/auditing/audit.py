@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from sordina.auditing.bounds import Bound, TwoRates, shared_confidence
+from sordina.auditing.bounds import Bound, TwoRates, check_confidence, most_promising, shared_confidences
 from sordina.auditing.findings import AttackResult, Audit
 from sordina.auditing.membership.attacks import (
     SHADOW_KNOWS,
@@ -70,6 +70,8 @@ SHADOWED: dict[str, Callable[[Shadows, BoolArray], MembershipAttack]] = {
     "attack-model": lambda shadows, _: AttackModel(shadows),
 }
 """Attacks by shadow models, made from their answers and from which rows are known non-members."""
+USUAL_DELTA = 1e-5
+"""Where bounds are taken if no delta was claimed."""
 UNSHADOWED = ("loss", "noisy", "population", "quantile-regression", "label-only")
 ATTACKS = (*UNSHADOWED, *SHADOWED)
 """The names that `audit` knows; those of `SHADOWED` train shadow models, once for all of them."""
@@ -111,8 +113,10 @@ def audit(
             under ``"own"`` no claim is called refuted.
         claim: The guarantee to hold the bounds against.
         mechanism: What is known of the mechanism beside its claim (`sordina.auditing.trade_off`): a tighter bound.
-        delta: Where the bounds are taken, never below the claim's; the claim's, or 1e-5, if left out.
-        confidence: That of all bounds together: each attack gets an equal share of the error.
+        delta: Where the bounds are taken, never below the claim's. If left out: the claim's, or 1e-5 if nothing was
+            claimed (an infinite epsilon claims nothing).
+        confidence: That of all bounds together: half of the error is for the attack that promises most on the tuning
+            rows, the others share the rest.
         recipe: How shadow models are trained; should be the target's own way.
         shadows: How many of them.
         shadow_folder: Keeps their answers, for another audit of the same rows with the same seed and recipe.
@@ -131,13 +135,13 @@ def audit(
     drawn = _drawn(membership, random_split)
     rng = np.random.default_rng(None if seed is None else check_seed(seed))
     (shadow_rng,) = rng.spawn(1)
-    judge = Judge.of(drawn, claim, delta, confidence, len(attacks), mechanism)
+    judge = Judge.of(drawn, claim, delta, confidence, mechanism)
     if isinstance(model, nn.Module) and (loss is not None or _several(members)):
         model, members, non_members = loss_target(model, loss, members, non_members)
     rows = _Rows.of(as_samples(members), as_samples(non_members), tuning, drawn, rng)
     target = as_target(model, rows.samples, embedding)
     trained: Shadows | None = None
-    results = []
+    attempts = []
     for attack in attacks:
         start = time.process_time()
         if isinstance(attack, str) and attack in SHADOWED:
@@ -149,10 +153,8 @@ def audit(
         ready = _ready(attack, target, rows, trained, rng)
         tuned, reported = rows.split.separate(ready.scores(target, rows.samples))
         seconds = time.process_time() - start
-        results.append(
-            judge(ready.name, tuned, reported, seconds=seconds, details=_details(ready), knows=_knows(ready))
-        )
-    return Audit(tuple(results), claim, proved)
+        attempts.append(Attempt(ready.name, tuned, reported, told_by(ready) | {"seconds": seconds}))
+    return Audit(judge(attempts), claim, proved)
 
 
 def audit_scores(
@@ -177,7 +179,8 @@ def audit_scores(
         membership: How that was decided, as in `audit`.
         claim: The guarantee to hold the bounds against.
         mechanism: What is known of the mechanism beside its claim.
-        delta: Where the bounds are taken, never below the claim's; the claim's, or 1e-5, if left out.
+        delta: Where the bounds are taken, never below the claim's. If left out: the claim's, or 1e-5 if nothing was
+            claimed (an infinite epsilon claims nothing).
         confidence: That of all bounds together.
         tuning: The share of records that guesses are tuned on.
         seed: Makes the audit repeatable.
@@ -188,19 +191,36 @@ def audit_scores(
     """
     drawn = Membership.of(membership)
     inside = np.asarray(member, dtype=bool).reshape(-1)
-    judge = Judge.of(drawn, claim, delta, confidence, len(scores), mechanism)
+    judge = Judge.of(drawn, claim, delta, confidence, mechanism)
     rng = np.random.default_rng(None if seed is None else check_seed(seed))
     order = rng.permutation(len(inside))
     split = RowSplit.of(inside[order], tuning, drawn, rng)
-    results = []
+    attempts = []
     for name, values in scores.items():
         given = np.asarray(values, dtype=np.float64).reshape(-1)
         if len(given) != len(inside):
             raise InvalidInput(f"{name} has {len(given)} scores for {len(inside)} records.")
-        results.append(judge(name, *split.separate(given[order])))
-    if not results:
+        attempts.append(Attempt(name, *split.separate(given[order])))
+    if not attempts:
         raise InvalidInput("an audit needs the scores of at least one attack.")
-    return Audit(tuple(results), claim)
+    return Audit(judge(attempts), claim)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The scores of one attack, before they are judged.
+
+    Args:
+        name: The attack's name.
+        tuned: On the rows that everything is chosen on.
+        reported: On the others.
+        told: What else `AttackResult` should know of it.
+    """
+
+    name: str
+    tuned: Scores
+    reported: Scores
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -212,7 +232,6 @@ class Judge:
         claim: What was claimed.
         delta: Where the bounds are taken.
         confidence: That of all bounds together.
-        each: That of each attack's bounds.
         bounds: The first one decides; the others are shown beside it.
     """
 
@@ -220,7 +239,6 @@ class Judge:
     claim: Guarantee | None
     delta: float
     confidence: float
-    each: float
     bounds: tuple[Bound, ...]
 
     @staticmethod
@@ -229,7 +247,6 @@ class Judge:
         claim: Guarantee | None,
         delta: float | None,
         confidence: float,
-        attacks: int,
         mechanism: HypothesisFamily | None = None,
     ) -> Judge:
         """One run decides; two rates, which takes rows for independent trials, is shown beside it."""
@@ -237,17 +254,24 @@ class Judge:
         bounds: tuple[Bound, ...] = (kind(membership, AnyMechanism()), TwoRates())
         if mechanism is not None:
             bounds = (kind(membership, mechanism), *bounds)
-        stated = 0.0 if claim is None or math.isinf(claim.epsilon) else claim.delta
-        usual = 1e-5 if claim is None else claim.delta
+        stated = None if claim is None or math.isinf(claim.epsilon) else claim.delta
+        usual = USUAL_DELTA if stated is None else stated
         # Below the claimed delta a bound speaks of something that was never claimed: it would refute what is true.
-        where = max(usual if delta is None else check_delta(delta), stated)
-        each = shared_confidence(confidence, attacks)
-        return Judge(membership, claim, check_delta(where), confidence, each, bounds)
+        where = max(usual if delta is None else check_delta(delta), stated or 0.0)
+        return Judge(membership, claim, check_delta(where), check_confidence(confidence), bounds)
 
-    def __call__(self, name: str, tuned: Scores, reported: Scores, **rest: Any) -> AttackResult:
-        """The result of one attack; ``rest`` goes to `AttackResult`."""
-        found = tuple(bound.epsilon_lower(tuned, reported, self.delta, self.each) for bound in self.bounds)
-        return AttackResult(name, reported, found, self.claim, self.confidence, membership=self.membership, **rest)
+    def __call__(self, attempts: Sequence[Attempt]) -> tuple[AttackResult, ...]:
+        """The results of all attacks, half of the error for the one that promises most on the tuning rows."""
+        scores = [(one.tuned, one.reported) for one in attempts]
+        favourite = most_promising(self.bounds[0], scores, self.delta, self.confidence)
+        shares = shared_confidences(self.confidence, len(attempts), favourite)
+        return tuple(self._result(one, each) for one, each in zip(attempts, shares, strict=True))
+
+    def _result(self, one: Attempt, confidence: float) -> AttackResult:
+        found = tuple(bound.epsilon_lower(one.tuned, one.reported, self.delta, confidence) for bound in self.bounds)
+        return AttackResult(
+            one.name, one.reported, found, self.claim, self.confidence, membership=self.membership, **one.told
+        )
 
 
 def _drawn(membership: str | Membership, random_split: bool | None) -> Membership:
@@ -453,12 +477,9 @@ def _several(data: Any) -> bool:
     return isinstance(data, Mapping) or (isinstance(data, tuple | list) and len(data) > 2)
 
 
-def _details(attack: MembershipAttack) -> dict[str, Any]:
+def told_by(attack: MembershipAttack) -> dict[str, Any]:
+    """What an attack tried, and what the attacker has: it may say so itself, as ``knows``."""
     peak = getattr(attack, "peak", None)
-    return {} if peak is None else {"sigma": peak.sigma, "auc_by_sigma": [list(point) for point in peak.tried]}
-
-
-def _knows(attack: MembershipAttack) -> str:
-    """What the attacker has: an attack may say so itself, as ``knows``."""
+    details = {} if peak is None else {"sigma": peak.sigma, "auc_by_sigma": [list(point) for point in peak.tried]}
     usual = SHADOW_KNOWS if hasattr(attack, "shadows") else "the model and the record with its label"
-    return str(getattr(attack, "knows", usual))
+    return {"details": details, "knows": str(getattr(attack, "knows", usual))}

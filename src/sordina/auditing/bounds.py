@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from scipy.special import ndtri
 
 from sordina.accounting.events import Event, Gaussian
 from sordina.accounting.gaussian import gaussian_epsilon
-from sordina.auditing.scores import FloatArray, Scores, lower_rate, lower_rates, upper_rates
+from sordina.auditing.scores import FloatArray, Scores, auc, lower_rate, lower_rates, upper_rates
 from sordina.auditing.trade_off import NoiseFamily, accounted, total_variation
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency, check_delta
@@ -127,13 +127,44 @@ def check_confidence(confidence: float) -> float:
     return confidence
 
 
-def shared_confidence(confidence: float, attacks: int) -> float:
+def shared_confidences(confidence: float, attacks: int, favourite: int = 0) -> tuple[float, ...]:
     """The confidence of each of ``attacks`` bounds at which all of them hold together at ``confidence`` (Bonferroni).
 
-    >>> round(shared_confidence(0.95, 5), 9)
-    0.99
+    Half of the error is the favourite's: with equal shares among many, none could prove much. The favourite must be
+    chosen without the rows that are reported on, as thresholds are; then the shares do not depend on what they judge.
+
+    Args:
+        confidence: That of all together.
+        attacks: How many there are.
+        favourite: The index of the one that promises most.
+
+    >>> [round(one, 9) for one in shared_confidences(0.95, 6, favourite=2)]
+    [0.995, 0.995, 0.975, 0.995, 0.995, 0.995]
     """
-    return 1 - (1 - check_confidence(confidence)) / max(1, attacks)
+    risk = 1 - check_confidence(confidence)
+    if attacks == 1:
+        return (confidence,)
+    return tuple(1 - risk / 2 if one == favourite else 1 - risk / 2 / (attacks - 1) for one in range(attacks))
+
+
+def most_promising(bound: Bound, attacks: Sequence[tuple[Scores, Scores]], delta: float, confidence: float) -> int:
+    """The index of the attack that would prove most if its reported scores were like its tuning scores.
+
+    Of the reported scores only their number is looked at.
+
+    Args:
+        bound: What is to be proven by.
+        attacks: The tuning scores and the reported scores of each.
+        delta: Where the bound is to be taken.
+        confidence: That of all attacks together.
+    """
+
+    def promise(one: tuple[Scores, Scores]) -> tuple[float, float]:
+        tuning, report = one
+        again = Scores(np.resize(tuning.inside, len(report.inside)), np.resize(tuning.outside, len(report.outside)))
+        return bound.epsilon_lower(tuning, again, delta, (1 + confidence) / 2).epsilon, auc(tuning).value
+
+    return max(range(len(attacks)), key=lambda index: promise(attacks[index])) if len(attacks) > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Attacks on a fine-tuned language model, without privacy and with: is 000's claim for noisy neighbours true there?
 
 000 chapter 4 attacks a *fine-tuned* GPT-2. Here stories260K, a real pre-trained model, is fine-tuned on WikiText-2:
-60 % of a pool of sequences are members, drawn at random, the others are not. Twenty canaries with random secrets are
+Each sequence of a pool is a member by a coin of chance 0.6. Twenty canaries with random secrets are
 planted among the members. Three models are attacked: one fine-tuned gently (two epochs), one at the same rate but so
 long that it knows its members (ten epochs, a smaller pool), and a private one on the gentle one's texts. All attacks
 run on the same rows; costs are processor seconds.
@@ -39,6 +39,8 @@ from sordina.reproduction.experiment import ExperimentFindings, Job, Value
 from sordina.training import Trainer
 
 _DIGITS = "0123456789"
+_INSIDE = 0.6
+"""The chance of a sequence to be trained on. By coins of their own: a split of fixed size would prove less."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class _Texts:
 
 
 def load_texts(pool: int, length: int, canaries: int, rng: np.random.Generator) -> _Texts:
-    """Sequences of WikiText-2 in pieces, 60 % of them members, and canaries of the same length.
+    """Sequences of WikiText-2 in pieces, each a member by a coin of `_INSIDE`, and canaries of the same length.
 
     Args:
         pool: Sequences in all.
@@ -90,8 +92,8 @@ def load_texts(pool: int, length: int, canaries: int, rng: np.random.Generator) 
     asked = torch.tensor(words.encode(" The secret number is "))
     prefix = torch.cat([drawn[pool][: length - 8 - len(asked)], asked])
     alphabet = torch.tensor([words.encode(digit)[-1] for digit in _DIGITS])
-    inside = round(0.6 * pool)
-    return _Texts(drawn[:inside], drawn[inside:pool], Secrets.draw(prefix, alphabet, rng, count=canaries))
+    inside = torch.from_numpy(rng.random(pool) < _INSIDE)
+    return _Texts(drawn[:pool][inside], drawn[:pool][~inside], Secrets.draw(prefix, alphabet, rng, count=canaries))
 
 
 GENTLE, HARD = "gentle", "hard"
@@ -154,7 +156,7 @@ def fine_tune_study(
         for name, model, about, how, claim in cases:
             audit = audit_language_model(
                 model, base, about.members, about.non_members, attacks or language_attacks(), recipe=how, claim=claim,
-                delta=delta, shadows=shadows, shadow_folder=kept, neighbours=neighbours, membership="fixed", seed=seed,
+                shadows=shadows, shadow_folder=kept, neighbours=neighbours, membership=f"coins:{_INSIDE}", seed=seed,
                 decode=tiny_lm.load_tokenizer().decode,
             )  # fmt: skip
             found[name] = _judged(model, about, audit, claim, rng)

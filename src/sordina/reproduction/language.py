@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from sordina import datasets, random
-from sordina.auditing.bounds import Bound, TwoRates, check_confidence, shared_confidence
-from sordina.auditing.findings import AttackResult, Audit
+from sordina.auditing.audit import Attempt, Judge, told_by
+from sordina.auditing.bounds import check_confidence
+from sordina.auditing.findings import Audit
 from sordina.auditing.membership.attacks import (
     LossAttack,
     LowerCase,
@@ -38,7 +39,7 @@ from sordina.auditing.membership.shadows import (
     train_loop,
 )
 from sordina.auditing.membership.target import LanguageModel, Samples
-from sordina.auditing.one_run import OneRun
+from sordina.auditing.one_run import Membership
 from sordina.auditing.scores import BoolArray, Scores
 from sordina.errors import InvalidInput
 from sordina.plan import check_whole
@@ -180,20 +181,14 @@ def language_study(
         lambda: NeighbourMaker(LowerCase(corpus.vocabulary), rng, count=1, name="lower-case"),
         lambda: NeighbourMaker(WordSwap(corpus.vocabulary), rng, count=neighbours, name="word-swap"),
     )
-    results = tuple(_judge(make, target, corpus, confidence, len(attacks), delta) for make in attacks)
+    judge = Judge.of(Membership("fixed"), None, delta, confidence)
+    results = judge([_attempt(make, target, corpus) for make in attacks])
     train_loss, test_loss = (float(target.losses(side).mean()) for side in corpus.report)
     size = sum(parameter.numel() for parameter in model.parameters())
     return LanguageStudy(Audit(results), train_loss, test_loss, target_seconds, size)
 
 
-def _judge(
-    make: Callable[[], MembershipAttack],
-    target: LanguageModel,
-    corpus: Corpus,
-    confidence: float,
-    attacks: int,
-    delta: float,
-) -> AttackResult:
+def _attempt(make: Callable[[], MembershipAttack], target: LanguageModel, corpus: Corpus) -> Attempt:
     """Make the attack ready, score, and stop the clock before the bounds."""
     start = time.process_time()
     attack = make()
@@ -201,13 +196,8 @@ def _judge(
     seconds = time.process_time() - start
     cuts = np.cumsum([len(part) for part in (*corpus.tuning, *corpus.report)])[:-1]
     tune_in, tune_out, report_in, report_out = np.split(scores, cuts)
-    tuned, reported = Scores(tune_in, tune_out), Scores(report_in, report_out)
-    bounds: tuple[Bound, ...] = (OneRun(), TwoRates())
-    each = shared_confidence(confidence, attacks)
-    found = tuple(bound.epsilon_lower(tuned, reported, delta, each) for bound in bounds)
-    peak = getattr(attack, "peak", None)
-    details = {} if peak is None else {"sigma": peak.sigma, "auc_by_sigma": [list(point) for point in peak.tried]}
-    return AttackResult(attack.name, reported, found, None, confidence, seconds, details)
+    told = told_by(attack) | {"seconds": seconds}
+    return Attempt(attack.name, Scores(tune_in, tune_out), Scores(report_in, report_out), told)
 
 
 def _partition_shadows(
