@@ -12,8 +12,10 @@ import numpy as np
 from sordina.accounting import Account, Composed, Event, Gaussian, Repeated, accountant, noise_multiplier
 from sordina.accounting.events import NOTHING
 from sordina.errors import BudgetRefused, InvalidInput
+from sordina.mechanisms import correlated
+from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.privacy import Adjacency, Budget, Guarantee, Unit, check_positive, format_up
-from sordina.sampling import Sampler
+from sordina.sampling import CyclicPoisson, Sampler
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Plan:
         budget: What they may spend.
         unit: Whose data the guarantee speaks of: a record or a person.
         accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
+        noise: How the noise of a step depends on that of earlier ones; None draws it independently.
     """
 
     sampler: Sampler
@@ -35,9 +38,14 @@ class Plan:
     noise_multiplier: float
     unit: Unit = Unit.RECORD
     accountant: str = "pld"
+    noise: CorrelatedNoise | None = None
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
+        if self.noise is not None and not isinstance(self.sampler, CyclicPoisson):
+            raise InvalidInput(
+                "correlated noise is accounted where a unit's turns lie apart: it goes with CyclicPoisson sampling."
+            )
 
     @property
     def private(self) -> bool:
@@ -51,12 +59,61 @@ class Plan:
 
     def event(self, steps: int | None = None) -> Event:
         """What ``steps`` steps cost (all of them, unless said)."""
-        return Repeated(self.sampler.event(Gaussian(self.noise_multiplier)), self.steps if steps is None else steps)
+        return Repeated(*self.charged(self.steps if steps is None else steps))
+
+    def charged(self, steps: int) -> tuple[Event, int]:
+        """What ``steps`` steps cost: an event, and how often it is paid for.
+
+        Args:
+            steps: From the first on.
+        """
+        return charged(self.sampler, self.noise, self.noise_multiplier, steps, self.steps)
+
+    @property
+    def turn(self) -> int:
+        """After so many steps, or a multiple of it, noise may begin anew (`mechanisms.correlated`, breaks)."""
+        return self.sampler.parts if isinstance(self.sampler, CyclicPoisson) else 1
+
+    @functools.cached_property
+    def coefficients(self) -> tuple[float, ...]:
+        """Of the matrix that correlates the noise; one number for independent noise."""
+        return (1.0,) if self.noise is None else self.noise.coefficients(self.steps)
+
+    @property
+    def noise_of_sum(self) -> float:
+        """By which factor the noise of all steps adds up to more than that of one of multiplier one, at the end."""
+        sums = np.cumsum(correlated.inverse(self.coefficients, self.steps)) if self.noise is not None else 1.0
+        return float(np.sqrt(np.sum(np.square(sums)))) if self.noise is not None else math.sqrt(self.steps)
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The guarantee after ``steps`` steps."""
         event = self.event(steps)
         return _cost(self.accountant, event, self.budget.delta, self.adjacency, self.unit, self.private)
+
+
+def charged(
+    sampler: Sampler, noise: CorrelatedNoise | None, noise_multiplier: float, steps: int, planned: int
+) -> tuple[Event, int]:
+    """What the first ``steps`` of ``planned`` steps cost: an event, and how often it is paid for.
+
+    Independent noise is paid for in every step; banded noise by theorem 1 of `sordina.mechanisms.correlated`, once a
+    turn; other noise by theorem 2, as a whole with the first step.
+
+    Args:
+        sampler: Who takes part in a step.
+        noise: How noise is correlated.
+        noise_multiplier: Relative to the sensitivity of a step.
+        steps: What was done, or will be.
+        planned: All steps of the run, which the coefficients of the noise are for.
+    """
+    event = sampler.event(Gaussian(noise_multiplier))
+    if not isinstance(sampler, CyclicPoisson):
+        return event, steps
+    coefficients = (1.0,) if noise is None else noise.coefficients(planned)
+    if len(coefficients) <= sampler.parts:
+        return event, -(-steps // sampler.parts)
+    whole = correlated.sensitivity(coefficients, planned, sampler.parts)
+    return Gaussian(math.nextafter(noise_multiplier / whole, 0.0)), min(1, steps)
 
 
 def spent(plan: Plan, account: Account) -> Guarantee:
@@ -116,6 +173,7 @@ def make_plan(
     unit: Unit = Unit.RECORD,
     accountant: str = "pld",
     noise_multiplier: float | None = None,
+    noise: CorrelatedNoise | None = None,
 ) -> Plan:
     """The plan that spends ``budget``: its noise is the least that the accountant allows.
 
@@ -124,6 +182,7 @@ def make_plan(
     Args:
         sampler: Who takes part in a step.
         unit: Whose data the guarantee speaks of: a record or a person.
+        noise: How the noise of steps is correlated; None draws it independently.
 
     >>> from sordina.sampling import Poisson
     >>> plan = make_plan(Budget(3, 1e-5), Poisson(512, 60000), steps=1170)
@@ -136,8 +195,8 @@ def make_plan(
     if noise_multiplier is not None:
         check_positive("noise_multiplier", noise_multiplier)
     else:
-        noise_multiplier = _calibrate(budget, sampler, steps, accountant)
-    plan = Plan(sampler, steps, budget, noise_multiplier, unit, accountant)
+        noise_multiplier = _calibrate(budget, sampler, steps, accountant, noise)
+    plan = Plan(sampler, steps, budget, noise_multiplier, unit, accountant, noise)
     spent = plan.guarantee().epsilon
     if spent > budget.epsilon:
         raise BudgetRefused(
@@ -147,7 +206,7 @@ def make_plan(
     return plan
 
 
-def _calibrate(budget: Budget, sampler: Sampler, steps: int, name: str) -> float:
+def _calibrate(budget: Budget, sampler: Sampler, steps: int, name: str, noise: CorrelatedNoise | None) -> float:
     return noise_multiplier(
-        lambda nu: Repeated(sampler.event(Gaussian(nu)), steps), budget, sampler.adjacency, accountant=name
+        lambda nu: Repeated(*charged(sampler, noise, nu, steps, steps)), budget, sampler.adjacency, accountant=name
     )

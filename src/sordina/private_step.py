@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sordina.accounting import Event, Gaussian
+from sordina.accounting import Event
 from sordina.clipping import Part, Policy
 from sordina.clipping.policy import split_at, spread
 from sordina.errors import InvalidInput
+from sordina.mechanisms import correlated
 from sordina.plan import Plan
 from sordina.queries import Query, Released, ScalarQuery, Scalars, Tape, VectorQuery
 from sordina.random import add_gaussian
@@ -72,15 +73,78 @@ def release(
     multipliers: Sequence[float],
     divisor: float,
     rng: np.random.Generator,
+    past: PastNoise | None = None,
 ) -> Released:
     """Add Gaussian noise of standard deviation ``multiplier * bound`` to each total, in place.
 
     The bound travels with what it bounds: each total is noised by the sensitivity its own policy stated for it.
+
+    Args:
+        totals: What a step asked; the first is the sum of gradients.
+        bounds: Their sensitivities.
+        multipliers: Noise over sensitivity, for each.
+        divisor: What sums are divided by.
+        rng: A secure generator if what comes out is to be released.
+        past: Noise of earlier steps that the first total's is correlated with.
     """
-    scales = tuple([bound * multiplier for bound, multiplier in zip(bounds, multipliers, strict=True)])
-    for total, scale in zip(totals, scales, strict=True):
-        add_noise(total, float(np.nextafter(scale, np.inf)) if scale else 0.0, rng)
-    return Released(tuple(totals), scales, divisor)
+    scales = [bound * multiplier for bound, multiplier in zip(bounds, multipliers, strict=True)]
+    for place, (total, scale) in enumerate(zip(totals, scales, strict=True)):
+        if place == 0 and past is not None and scale:
+            scales[0] = past.release(total, scale, rng)
+        else:
+            add_noise(total, float(np.nextafter(scale, np.inf)) if scale else 0.0, rng)
+    return Released(tuple(totals), tuple(scales), divisor)
+
+
+class PastNoise:
+    """The noise of the last steps on one total, for noise that is correlated over them (`mechanisms.correlated`).
+
+    ``noise`` holds the noise of earlier steps in units of their standard deviation ``bound * multiplier``, the last one
+    first; where the coefficients of C are ``decay^k`` it is one vector, ``sum_k decay^k noise_(t-k)``. Whoever has it
+    can take the noise off what was released: it never leaves the process, but for seeded runs.
+
+    Args:
+        coefficients: Of the matrix C.
+        steps: How many steps there are, at most.
+        decay: The ratio of all successive coefficients, if they have one.
+    """
+
+    def __init__(self, coefficients: Sequence[float], steps: int, decay: float | None = None) -> None:
+        self.coefficients, self._decay = tuple(coefficients), decay
+        self.noise: list[Tensor] = []
+        self.step = 0
+        self._spread = np.sqrt(np.cumsum(correlated.inverse(self.coefficients, steps) ** 2))
+
+    def release(self, total: Tensor, scale: float, rng: np.random.Generator) -> float:
+        """Noise ``total`` in place; the standard deviation of the noise is returned.
+
+        Args:
+            total: The sum of a step.
+            scale: Its bound times its noise multiplier.
+            rng: A secure generator if what comes out is to be released.
+        """
+        first, *later = self.coefficients if self._decay is None else self.coefficients[:2]
+        plain = total.detach().to(device="cpu", dtype=torch.float64, copy=True)
+        noised = plain.clone()
+        for coefficient, noise in zip(later, self.noise, strict=False):
+            noised.sub_(noise, alpha=scale * coefficient / first)
+        add_noise(noised, float(np.nextafter(scale / first, np.inf)), rng)
+        if later:
+            latest = noised.sub(plain).div_(scale)
+            if self._decay is not None and self.noise:
+                latest.add_(self.noise[0], alpha=self._decay)
+            self.noise = [latest, *self.noise][: len(later)]
+        total.detach().copy_(noised)
+        self.step += 1
+        return scale * float(self._spread[min(self.step, len(self._spread)) - 1])
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint of a seeded run, and of no other."""
+        return {"step": self.step, "noise": list(self.noise)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.step, self.noise = int(state["step"]), list(state["noise"])
 
 
 def sum_error(terms: int, unit_roundoff: float = 2.0**-24) -> float:
@@ -121,6 +185,7 @@ def noised(
     multipliers: Sequence[float],
     plan: Plan,
     rng: np.random.Generator,
+    past: PastNoise | None = None,
 ) -> Released:
     """Noise the totals of a step by the bounds the policy states for them under the plan's adjacency.
 
@@ -131,9 +196,10 @@ def noised(
         multipliers: One noise multiplier per query.
         plan: Whose adjacency and divisor count.
         rng: A secure generator if what comes out is to be released.
+        past: Where noise is correlated with that of earlier steps: what is kept of it.
     """
     bounds = policy.bounds(state, plan.adjacency)
-    return release(totals, bounds, multipliers, plan.sampler.expected_batch_size, rng)
+    return release(totals, bounds, multipliers, plan.sampler.expected_batch_size, rng, past)
 
 
 class PrivateStep:
@@ -157,6 +223,10 @@ class PrivateStep:
         for part, state in zip(self.parts, self.states, strict=True):
             part.policy.bounds(state, plan.adjacency)
         self._totals: list[list[Tensor] | None] = [None] * len(self.parts)
+        self.past: list[PastNoise | None] = [None] * len(self.parts)
+        if plan.noise is not None and plan.private:
+            decay = getattr(plan.noise, "decay", None)
+            self.past = [PastNoise(plan.coefficients, plan.steps, decay) for _ in self.parts]
 
     def split(self) -> list[tuple[float, ...]]:
         """One noise multiplier per query of the next step, for each part: checked to cost what the plan states."""
@@ -167,8 +237,8 @@ class PrivateStep:
         return multipliers
 
     def event(self) -> Event:
-        """What one step costs: the plan's, since the noise that is added was found to add up to it."""
-        return self.plan.sampler.event(Gaussian(self.plan.noise_multiplier))
+        """What is paid for a step, or once for several: the plan's, since the noise was found to add up to it."""
+        return self.plan.charged(1)[0]
 
     def _refuse_other_noise(self, multipliers: Sequence[Sequence[float]]) -> None:
         """Refuse policies whose queries together cost anything but what the plan states for a step."""
@@ -196,7 +266,9 @@ class PrivateStep:
         multipliers = self.split()
         for group, part in enumerate(self.parts):
             totals = self._collect(group, like)
-            answer = noised(totals, part.policy, self.states[group], multipliers[group], self.plan, rng)
+            answer = noised(
+                totals, part.policy, self.states[group], multipliers[group], self.plan, rng, self.past[group]
+            )
             for total in answer.answers:
                 self.team.agree(total)
             self.states[group] = part.policy.adapt(self.states[group], answer)

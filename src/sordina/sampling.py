@@ -18,7 +18,7 @@ from sordina.accounting.events import Event, FixedSizeSampled, PoissonSampled
 from sordina.errors import InvalidInput
 from sordina.privacy import Adjacency
 
-__all__ = ["PADDING", "FixedSize", "Indices", "Poisson", "Sampler", "Users"]
+__all__ = ["PADDING", "CyclicPoisson", "FixedSize", "Indices", "Poisson", "Sampler", "Users"]
 
 
 # The seam of this room: a sampler draws batches and knows the event that drawing them causes.
@@ -118,6 +118,69 @@ def _sparse(size: int, rate: float, rng: np.random.Generator) -> Indices:
         found.append(places[places < size])
         last = int(places[-1])
     return np.concatenate(found)
+
+
+# Every unit has one turn in so many steps, for noise that is correlated over them.
+
+
+@checked
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Poisson samples of one part of the data after the other: step t draws from part ``t mod parts``.
+
+    Every unit is given its part by a coin of its own, so that who else is there tells nothing of it; two steps in which
+    it takes part lie ``parts`` steps apart at least, as `sordina.mechanisms.correlated` needs.
+
+    Args:
+        batch_size: The expected number of units in a batch.
+        population: A public number near the number of units.
+        parts: How many parts; 1 is `Poisson`.
+
+    >>> round(CyclicPoisson(batch_size=512, population=60000, parts=8).rate, 6)
+    0.068267
+    """
+
+    batch_size: float
+    population: int
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.parts < 1 or not 0 < self.batch_size * self.parts <= self.population:
+            raise InvalidInput(
+                f"{self.parts} parts of {self.population} units do not hold batches of {self.batch_size:g} each."
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a unit takes part when it is its part's turn."""
+        return min(1.0, self.batch_size * self.parts / self.population)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Add/remove."""
+        return Adjacency.ADD_REMOVE
+
+    @property
+    def expected_batch_size(self) -> float:
+        """``batch_size``."""
+        return self.batch_size
+
+    def divide(self, size: int, rng: np.random.Generator) -> Indices:
+        """The part of each of ``size`` units, once for a run: as secret as the batches."""
+        return rng.integers(self.parts, size=size)
+
+    def draw_part(self, divided: Indices, step: int, rng: np.random.Generator) -> Indices:
+        """The units of step ``step``, counted from 0, out of those that `divide` gave its part."""
+        here = np.flatnonzero(divided == step % self.parts)
+        return here[rng.random(len(here)) < self.rate]
+
+    def draw(self, size: int, rng: np.random.Generator) -> Indices:
+        """Refused: a batch belongs to a step of a run."""
+        raise InvalidInput("cyclic sampling draws by the number of the step: divide the units, then draw_part.")
+
+    def event(self, event: Event) -> Event:
+        """``event`` in a step that is the unit's turn; in the others it is not there."""
+        return PoissonSampled(self.rate, event)
 
 
 # A batch of a fixed size, uniform without replacement.

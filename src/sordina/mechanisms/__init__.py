@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD
 from sordina.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from sordina.mechanisms.exponential import Exponential
 from sordina.mechanisms.gaussian import GaussianMechanism
@@ -14,10 +15,13 @@ from sordina.mechanisms.randomized_response import RandomizedResponse
 from sordina.mechanisms.sparse_vector import SparseVector
 
 __all__ = [
+    "BandedNoise",
+    "CorrelatedNoise",
     "DiscreteGaussian",
     "DiscreteLaplace",
     "Exponential",
     "GaussianMechanism",
+    "LambdaCGD",
     "LaplaceMechanism",
     "Mechanism",
     "MetricLaplace",

@@ -1,7 +1,9 @@
 """Checkpoints: everything a killed run needs to go on, in one file.
 
 The generator's state is kept for seeded runs only. A secure generator's key would let whoever reads the checkpoint take
-the noise away, so it is never written; a resumed run draws a fresh one. All else in a checkpoint was released anyway.
+the noise away, so it is never written; a resumed run draws a fresh one. So it is with past noise where noise is
+correlated over steps: a resumed run begins a new turn (`sordina.mechanisms.correlated`, breaks). All else in a
+checkpoint was released anyway.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ def save(private: Private, run_id: str, file: BinaryIO) -> None:
         "trained": private.trained_steps,
         "lost": private.lost_steps,
         "rng": None if private.releasable else private.rng.bit_generator.state,
+        "noise": None if private.releasable else private.noise_state(),
         "history": private.history,
         "average": None if private.average is None else private.average.state(),
     }
@@ -79,9 +82,10 @@ def restore(private: Private, run_id: str, content: bytes, claimed: int) -> None
     private.earlier.forget()
     private.book(state["steps"])
     if private.releasable:
-        private.book(claimed)
+        private.book_lost(claimed)
     else:
         private.rng.bit_generator.state = state["rng"]
+        private.load_noise(state.get("noise"))
     private.lost_steps = int(state["lost"]) + private.steps_taken - int(state["steps"])
 
 

@@ -29,7 +29,7 @@ from sordina.plan import Plan, check_whole, spent
 from sordina.privacy import Guarantee
 from sordina.private_step import PrivateStep, finite, team
 from sordina.queries import Released, Tape
-from sordina.sampling import Users
+from sordina.sampling import CyclicPoisson, Indices, Users
 from sordina.training.augmentation import Augmentation, augmented, check_augmentation
 from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
@@ -207,7 +207,9 @@ class Private:
         self._by_hand = optimizer.register_step_pre_hook(_refuse_by_hand) if plan.private else None
         self._secret_chance = False
         """Whether dropout and collators draw from secret seeds: by a public one, a record would shift others' masks."""
-        self._event = self.private_step.event()
+        self._charged = plan.charged
+        self._divided: Indices | None = None
+        """Whose turn is when, for noise that is correlated over steps: as secret as who is in a batch."""
         self._process = os.getpid()
 
     @property
@@ -291,8 +293,22 @@ class Private:
         """
         steps = min(steps, self.plan.steps)
         if steps > self.steps_taken:
-            self.account.record(self._event, steps - self.steps_taken)
+            (event, before), (_, after) = self._charged(self.steps_taken), self._charged(steps)
+            if after > before:
+                self.account.record(event, after - before)
             self.steps_taken = steps
+
+    def book_lost(self, claimed: int) -> None:
+        """Put steps on the account that somebody may have seen and that are lost, up to where noise can begin anew.
+
+        Correlated noise begins anew at the next turn (`sordina.mechanisms.correlated`, breaks): the noise of the steps
+        before it is gone, as it must never be written down.
+
+        Args:
+            claimed: The journal's word on how many steps may have been taken.
+        """
+        turn = self.plan.turn
+        self.book(-(-max(claimed, self.steps_taken) // turn) * turn if claimed or self.steps_taken else 0)
 
     def _draw(self) -> list[MicroBatch]:
         """Book the next step, then draw its units; what could not be trained is refused before anything is spent."""
@@ -312,13 +328,43 @@ class Private:
         self.book(self.steps_taken + 1)
         table = None
         if self.team.leads:
-            table = self.plan.sampler.draw(len(self.users) if self.users else self.rows.size, self.rng)
+            table = self._drawn(len(self.users) if self.users else self.rows.size)
             if self.users is not None:
                 table = self.users.rows(table, self.rng)
         portion = self.team.portion(self.team.share(table))
         if self.views > 1:  # a unit of as many rows, all its own: averaged before it is clipped
             portion = np.repeat(portion.reshape(len(portion), -1), self.views, axis=1)
         return split(portion, self.microbatch)
+
+    def _drawn(self, size: int) -> Indices:
+        """The units of the step just booked."""
+        sampler = self.plan.sampler
+        if not isinstance(sampler, CyclicPoisson):
+            return sampler.draw(size, self.rng)
+        if self._divided is None:
+            self._divided = sampler.divide(size, self.rng)
+        return sampler.draw_part(self._divided, self.steps_taken - 1, self.rng)
+
+    def noise_state(self) -> dict[str, Any] | None:
+        """What a *seeded* run with correlated noise must remember to be repeated bit for bit."""
+        if self.plan.turn == 1 and self.plan.noise is None:
+            return None
+        return {
+            "past": [None if one is None else one.state() for one in self.private_step.past],
+            "divided": None if self._divided is None else torch.from_numpy(self._divided),
+        }
+
+    def load_noise(self, state: dict[str, Any] | None) -> None:
+        """Go on from `noise_state`.
+
+        Args:
+            state: What it gave.
+        """
+        if state is not None:
+            for one, kept in zip(self.private_step.past, state["past"], strict=True):
+                if one is not None:
+                    one.load(kept)
+            self._divided = None if state["divided"] is None else state["divided"].numpy()
 
     def _augmented(self, batch: Any, augment: Augmentation) -> Any:
         return augmented(batch, augment, int(self.rng.integers(2**63)))

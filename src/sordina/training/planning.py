@@ -78,7 +78,8 @@ def strength(plan: Plan, weights: int) -> float:
     """
     if plan.noise_multiplier == 0:
         return math.inf
-    return float(plan.sampler.expected_batch_size * math.sqrt(plan.steps / weights) / plan.noise_multiplier)
+    added_up = plan.noise_multiplier * plan.noise_of_sum * math.sqrt(weights)
+    return float(plan.sampler.expected_batch_size * plan.steps / added_up)
 
 
 def plan_report(plan: Plan, weights: int, population: int) -> PlanReport:

@@ -56,6 +56,10 @@ OWN_LOOP = (
 )
 
 
+_SHOWN = 100
+"""No more coefficients of correlated noise are written."""
+
+
 @dataclass(frozen=True)
 class Run:
     """The outcome of `Trainer.fit`.
@@ -135,8 +139,13 @@ class Run:
                 "steps": self.steps,
                 "planned_steps": self.plan.steps,
                 "lost_steps": self.lost_steps,
+                **({} if self.plan.noise is None else {"correlated_noise": self._noise()}),
             },
         )
+
+    def _noise(self) -> dict[str, Any]:
+        """How the noise of steps is correlated: C, by its first column."""
+        return {"kind": type(self.plan.noise).__name__, "coefficients": list(self.plan.coefficients[:_SHOWN])}
 
     def privacy(self) -> dict[str, Any]:
         """The claim as plain data."""

@@ -65,6 +65,7 @@ def settings_of(private: Private) -> dict[str, Any]:
         "raw": private.raw is not None,
         **({} if private.augment is None else {"augment": described(private.augment), "views": private.views}),
         **({} if private.average is None else {"averaging": described(private.average.rule)}),
+        **({} if plan.noise is None else {"correlated_noise": described(plan.noise)}),
     }
 
 
@@ -236,7 +237,7 @@ class RunKeeper:
                         "new run in another folder."
                     ) from error
             elif private.releasable:
-                private.book(folder.journal.claimed)
+                private.book_lost(folder.journal.claimed)
                 private.lost_steps = private.steps_taken
             self._saved, self._first = private.steps_taken, private.trained_steps
             self._refuse_untrained(folder)

@@ -24,11 +24,12 @@ from sordina.errors import InvalidInput
 from sordina.gradients import Engine
 from sordina.gradients.checks import frozen_norms
 from sordina.gradients.removal import LossWatch
+from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.plan import check_steps, check_whole, make_plan
 from sordina.privacy import Budget, Unit, check_positive
 from sordina.progress import Progress
 from sordina.run_folder import METRICS
-from sordina.sampling import FixedSize, Poisson, Sampler, Users
+from sordina.sampling import CyclicPoisson, FixedSize, Poisson, Sampler, Users
 from sordina.training.augmentation import Augmentation
 from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
@@ -63,18 +64,35 @@ def make_schedule(
     steps: int | None,
     sampling: str,
     population: int | None,
+    noise: CorrelatedNoise | None = None,
 ) -> tuple[Sampler, int]:
-    """The sampler and the number of steps of a run over ``units`` units."""
+    """The sampler and the number of steps of a run over ``units`` units.
+
+    Args:
+        units: How many there are.
+        batch_size: Expected size of a batch.
+        epochs: Passes over the data, on average; with correlated noise, rounded to whole turns.
+        steps: Optimiser steps, instead of ``epochs``.
+        sampling: "poisson" or "fixed-size".
+        population: The public number of units; None takes ``units``.
+        noise: Correlated noise, which takes turns (`sordina.sampling.CyclicPoisson`).
+    """
     if batch_size is None or (epochs is None and steps is None):
         raise InvalidInput("state a batch size and epochs here: they are chosen only by a Trainer that fits alone.")
     population = units if population is None else check_whole("population", population)
-    sampler = make_sampler(sampling, batch_size, population)
+    sampler, whole = make_sampler(sampling, batch_size, population), False
     if steps is None:
         if isinstance(epochs, bool) or not isinstance(epochs, (int, float, np.number)) or not 0 < epochs < MOST_EPOCHS:
             raise InvalidInput(f"epochs must be positive and at most {MOST_EPOCHS:.0e}, got {epochs!r:.40}.")
         steps = max(1, round(float(epochs) * population / batch_size))
+        whole = True
     check_steps(steps)
-    return sampler, steps
+    if noise is None:
+        return sampler, steps
+    if sampling != "poisson":
+        raise InvalidInput("correlated noise is accounted for Poisson samples: leave sampling as poisson.")
+    turn = noise.parts(batch_size, population, steps)
+    return CyclicPoisson(batch_size, population, turn), max(1, round(steps / turn)) * turn if whole else steps
 
 
 @checked
@@ -92,6 +110,7 @@ def make_private(
     population: int | None = None,
     users: Users | None = None,
     noise_multiplier: float | None = None,
+    noise: CorrelatedNoise | None = None,
     accountant: str = "pld",
     microbatch: int | None = None,
     learning_rate: Rate[Any] | None = None,
@@ -128,6 +147,7 @@ def make_private(
             is taken, and thereby treated as public.
         users: Who owns which row, for privacy of users instead of records.
         noise_multiplier: More noise than the budget needs; less is refused.
+        noise: Noise that is correlated over the steps (`sordina.mechanisms.BandedNoise`); left out, it is independent.
         accountant: Who judges the cost.
         microbatch: Units held in memory at once.
         learning_rate: A rule that sets the optimiser's rate from released values.
@@ -157,10 +177,12 @@ def make_private(
     if not units:
         raise InvalidInput("the data are empty: there is nobody to train on.")
     sampler, steps = make_schedule(
-        units, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling, population=population
+        units, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling, population=population, noise=noise
     )
     unit = Unit.RECORD if users is None else Unit.USER
-    plan = make_plan(budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier)
+    plan = make_plan(
+        budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier, noise=noise
+    )
     if rows is not data:  # who gives `Rows` has looked through them
         rows.check_alike()
     private = Private(
@@ -218,6 +240,7 @@ class Trainer:
         population: A public number near the size of the data; None takes the size as public.
         users: Who owns each row, for a guarantee per person.
         noise_multiplier: Noise to use instead of the least the budget allows.
+        noise: Noise that is correlated over the steps (`sordina.mechanisms.BandedNoise`); None draws it independently.
         accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
         microbatch: Samples at once, where memory is short.
         autocast: A lower precision for the forward pass.
@@ -243,6 +266,7 @@ class Trainer:
     population: int | None = None
     users: Users | None = None
     noise_multiplier: float | None = None
+    noise: CorrelatedNoise | None = None
     accountant: str = "pld"
     microbatch: int | None = None
     autocast: torch.dtype | None = None
@@ -340,7 +364,8 @@ class Trainer:
             self.model, optimizer, data,
             budget=self.budget, batch_size=batch_size, epochs=epochs, steps=self.steps,
             clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
-            noise_multiplier=self.noise_multiplier, accountant=self.accountant, microbatch=self.microbatch,
+            noise_multiplier=self.noise_multiplier, noise=self.noise, accountant=self.accountant,
+            microbatch=self.microbatch,
             learning_rate=rule, augment=self.augment, views=self.views, averaging=self.averaging, raw=self.raw,
             public_buffers=self.public_buffers, seed=self.seed,
         )  # fmt: skip
@@ -372,11 +397,13 @@ class Trainer:
         units = self._units(data)
         batch_size, epochs = self._schedule(data)
         sampler, steps = make_schedule(
-            units, batch_size=batch_size, epochs=epochs, steps=self.steps, sampling=self.sampling, population=units
-        )
+            units, batch_size=batch_size, epochs=epochs, steps=self.steps, sampling=self.sampling, population=units,
+            noise=self.noise,
+        )  # fmt: skip
         plan = make_plan(
-            self.budget, sampler, steps, accountant=self.accountant, noise_multiplier=self.noise_multiplier
-        )
+            self.budget, sampler, steps, accountant=self.accountant, noise_multiplier=self.noise_multiplier,
+            noise=self.noise,
+        )  # fmt: skip
         return plan_report(plan, self._weights(), units)
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:

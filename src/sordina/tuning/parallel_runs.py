@@ -135,7 +135,7 @@ def _member(brief: Brief, order: RunOrder, train: Any) -> _Member:
     private = trainer.private(train)
     private.journal = Journal.open(folder / "journal.jsonl")
     if private.releasable:
-        private.book(min(private.journal.claimed, private.plan.steps))
+        private.book_lost(private.journal.claimed)
     return _Member(
         order, trainer, private, Best(trainer.model, folder / "best.pt", brief.patience), Diverging(trainer.model),
         MetricsFile(folder / "metrics.jsonl"), iter(private),

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from sordina.accounting import NOTHING, Composed, Event, Gaussian, RandomStopping, Repeated, from_dict, to_dict
+from sordina.accounting import NOTHING, Composed, Event, RandomStopping, Repeated, from_dict, to_dict
 from sordina.accounting.calibration import METHODS, search_noise
 from sordina.accounting.stopping import draw_runs
 from sordina.errors import InvalidInput, Unsupported
+from sordina.mechanisms.correlated import CorrelatedNoise
+from sordina.plan import charged
 from sordina.privacy import Adjacency, Budget, Unit
 from sordina.run_folder import RunFolder, read_json
 from sordina.sampling import Sampler
@@ -43,10 +45,11 @@ class TrainingSchedule:
     sampler: Sampler
     steps: int
     unit: Unit = Unit.RECORD
+    noise: CorrelatedNoise | None = None
 
     def event(self, noise_multiplier: float) -> Event:
         """The whole run, at this noise."""
-        return Repeated(self.sampler.event(Gaussian(noise_multiplier)), self.steps)
+        return Repeated(*charged(self.sampler, self.noise, noise_multiplier, self.steps, self.steps))
 
 
 @dataclass(frozen=True)

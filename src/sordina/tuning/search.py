@@ -146,6 +146,7 @@ def _best_on_average(results: Sequence[RunResult]) -> ChosenRun:
 Watch = Callable[[Path], AbstractContextManager[Any]]
 """Shows a search in a folder while it runs."""
 STACKED_AT_MOST = 32
+_DESCRIBED = ("clipping", "learning_rate", "optimizer", "loss")
 KIND = "tune"
 NOTHING_DRAWN = (
     "the random number of runs came out as 0, so the search has no result. The budget counts as spent all the same: "
@@ -311,9 +312,9 @@ class Search:
         units = size if one.users is None else len(one.users)
         sampler, steps = make_schedule(
             units, batch_size=one.batch_size, epochs=one.epochs, steps=one.steps,
-            sampling=one.sampling, population=one.population,
+            sampling=one.sampling, population=one.population, noise=one.noise,
         )  # fmt: skip
-        return TrainingSchedule(sampler, steps, Unit.RECORD if one.users is None else Unit.USER)
+        return TrainingSchedule(sampler, steps, Unit.RECORD if one.users is None else Unit.USER, one.noise)
 
     def _settings(self, selection: Selection, size: int) -> dict[str, Any]:
         """All that decides what the search does: compared when it is resumed."""
@@ -322,7 +323,7 @@ class Search:
         made: dict[str, Any] = {name: getattr(base, name) for name in names}
         made |= {"autocast": str(base.autocast), "public_buffers": list(base.public_buffers)}
         made["users"] = None if base.users is None else [len(base.users), base.users.rows_per_user]
-        described = {name: describe(getattr(base, name)) for name in ("clipping", "learning_rate", "optimizer", "loss")}
+        described = {name: describe(getattr(base, name)) for name in _DESCRIBED}
         return {
             "space": repr(self.space), "strategy": describe(self.strategy), "selection": repr(selection),
             "budget": repr(self.budget), "method": self.method, "seeds": self.seeds, "seed": self.seed,
