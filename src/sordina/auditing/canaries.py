@@ -15,6 +15,7 @@ fault                  what goes wrong
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -294,6 +295,8 @@ def likelihood(trace: Trace, plan: Plan) -> FloatArray:
     A step shows ``N(b, nu^2)`` with b = 0, except with probability q (the sampling rate), when it shows the canary:
     b = 1 against nothing under add/remove, b = 1/2 against -1/2 under replace-one, in units of the sensitivity.
     """
+    if plan.turn > 1:
+        return _over_turns(trace, plan)
     rate = getattr(plan.sampler, "rate", None)
     if rate is None:
         rate = plan.sampler.expected_batch_size / getattr(plan.sampler, "population")  # noqa: B009 - not in the protocol
@@ -307,6 +310,30 @@ def likelihood(trace: Trace, plan: Plan) -> FloatArray:
         return mixed
 
     ratio: FloatArray = (log_density(inside) - log_density(outside)).sum(axis=0)
+    return ratio
+
+
+def _over_turns(trace: Trace, plan: Plan) -> FloatArray:
+    """As `likelihood`, where noise is correlated and a canary has its turn every ``plan.turn`` steps, unknown which.
+
+    ``C r = C x + nu z`` has independent noise. A canary that takes part in step s shows there as the column s of C; all
+    columns of a canary together count as one where they overlap, which is exact if nobody is left out.
+    """
+    steps, rate = len(trace.projections), float(getattr(plan.sampler, "rate"))  # noqa: B009 - not in the protocol
+    c = np.zeros(steps)
+    c[: len(plan.coefficients)] = plan.coefficients[:steps]
+    matrix = np.array([[c[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)])
+    white = matrix @ trace.projections
+    apart = len(plan.coefficients) <= plan.turn
+    ratios = []
+    for first in range(min(plan.turn, steps)):
+        columns = matrix[:, first :: plan.turn]
+        columns = columns if apart else columns.sum(axis=1, keepdims=True)
+        shown = (columns.T @ white - (columns**2).sum(axis=0)[:, None] / 2) / plan.noise_multiplier**2
+        with np.errstate(divide="ignore"):
+            mixed = np.logaddexp(np.log1p(-rate), np.log(rate) + shown) if apart else shown
+        ratios.append(mixed.sum(axis=0))
+    ratio: FloatArray = np.logaddexp.reduce(ratios, axis=0) - math.log(plan.turn)
     return ratio
 
 

@@ -36,7 +36,7 @@ from sordina.privacy import Budget
 from sordina.progress import Progress, StagedProgress, silent, silent_stages
 from sordina.queries import Scalars, VectorQuery
 from sordina.random import generators
-from sordina.sampling import Poisson
+from sordina.sampling import CyclicPoisson, Poisson
 from sordina.training import Plan, losses, make_plan
 
 _CHANCE = 1e-3
@@ -279,6 +279,16 @@ def planted_faults() -> tuple[PlantedFault, ...]:
             "half of the server's noise",
             self_checks.placement_check("central"),
             lambda: patch.object(private_step, "add_noise", _less_noise(0.5)),
+        ),
+        PlantedFault(
+            "half of the correlated noise",
+            self_checks.correlated_check(),
+            lambda: patch.object(private_step, "add_noise", _less_noise(0.5)),
+        ),
+        PlantedFault(
+            "correlated noise, and everybody's turn in every step",
+            self_checks.correlated_check(),
+            lambda: patch.object(CyclicPoisson, "draw_part", lambda self, divided, step, rng: np.arange(len(divided))),
         ),
         PlantedFault("a client announces that it diverged", self_checks.diverged_check, _diverged_shows),
         PlantedFault("too little noise in a search", _cheap_runs("composition")),

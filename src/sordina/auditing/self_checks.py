@@ -34,9 +34,10 @@ from sordina.federated.messages import ClientResult
 from sordina.federated.privacy.central import Central
 from sordina.federated.privacy.local import Local, RecordNoise
 from sordina.gradients import Engine
+from sordina.mechanisms import BandedNoise, LambdaCGD
 from sordina.privacy import Adjacency, Budget, Unit
 from sordina.private_step import PrivateStep, release
-from sordina.sampling import FixedSize, Poisson, Users
+from sordina.sampling import CyclicPoisson, FixedSize, Poisson, Users
 from sordina.training import Plan, Private, Trainer, make_plan
 from sordina.training.losses import per_sample
 
@@ -223,6 +224,17 @@ def sticky_check(plant: Callable[[Private], None] | None = None, runs: int = 160
         scores = np.array([float(likelihood(trial(np.array([flag]), rng), trial.plan)[0]) for flag in present])
         halves = Scores(scores[present], scores[~present]).split(0.3, rng)
         return judge("sampler, ten steps at rate 0.1", *halves, trial.plan.event(), trial.plan.adjacency)
+
+    return check
+
+
+def correlated_check(decay: float | None = None, canaries: int = 1500) -> Check:
+    """Canaries through noise that is correlated over steps: banded and sampled, or by lambda-CGD of ``decay``."""
+
+    def check(rng: np.random.Generator) -> CheckResult:
+        noise = BandedNoise(2) if decay is None else LambdaCGD(decay)
+        plan = make_plan(Budget(6.0, _DELTA), CyclicPoisson(50, 100, 2), 4, noise=noise)
+        return canary_check(f"noise, {type(noise).__name__}", CanaryTrial(plan, canaries=canaries), rng)
 
     return check
 
@@ -469,6 +481,7 @@ def checks() -> Mapping[str, Check]:
     found |= {f"policy {name}": policy_check(name) for name in NAMES}
     found |= {f"sampler {name}": policy_check("fixed", sampling=name) for name in ("every record", "fixed-size")}
     found |= {"sampler, ten steps at rate 0.1": sticky_check(), "threshold": one_canary_check("threshold")}
+    found |= {"noise, banded": correlated_check(), "noise, lambda-CGD": correlated_check(0.9)}
     found |= {f"placement {kind}": placement_check(kind) for kind in ("central", "local", "record")}
     found |= {f"search, {method}": search_check(method) for method in ("composition", "random-stopping")}
     return found | {
