@@ -2,7 +2,7 @@
 
 Every line trains the data set's default model with one thing changed, over a few seeds that all lines share; the
 difference to the plain run is paired by seed. Test parts of the development pool choose nothing but whether a technique
-is kept (digits, Adult, MNIST with a network); the report pool is not here.
+is kept (digits, Adult, AG News, MNIST with a network); the report pool is not here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "weight standardisation": {"model": "-ws"},
     "AdamBC": {"optimizer": "adam-bc", "learning_rate": 3e-3},
     "AdamWOSM": {"optimizer": "adam-wosm", "clipping": "fixed", "threshold": 0.1},
+    "banded noise": {"noise": "banded"},
+    "2 bands": {"noise": "banded", "bands": 2},
+    "4 bands": {"noise": "banded", "bands": 4},
+    "8 bands": {"noise": "banded", "bands": 8},
+    "lambda-CGD 0.5": {"noise": "lambda-cgd", "decay": 0.5},
+    "lambda-CGD 0.9": {"noise": "lambda-cgd", "decay": 0.9},
 }
 STANDARDISED = {"digits": "digits-cnn-ws", "mnist": "small-cnn-ws"}
-PLAIN = {"digits": None, "mnist": "small-cnn", "adult": None}
+PLAIN = {"digits": None, "mnist": "small-cnn", "adult": None, "ag-news": None}
 IMAGES = ("digits", "mnist")
 
 
@@ -51,11 +57,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=20.0)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, help="A learning rate, with a fixed threshold of one, for all lines.")
     parser.add_argument("--only", nargs="*", choices=TECHNIQUES, default=list(TECHNIQUES))
     asked = parser.parse_args()
     base = TrainingRecipe(
-        asked.dataset, epsilon=asked.epsilon, epochs=asked.epochs, batch_size=asked.batch_size, seed=0
-    )
+        asked.dataset, epsilon=asked.epsilon, epochs=asked.epochs, batch_size=asked.batch_size, seed=0,
+        **({} if asked.rate is None else {"learning_rate": asked.rate, "clipping": "fixed", "threshold": 1.0}),
+    )  # fmt: skip
     data, plain = base.load(), list[float]()
     for name in asked.only:
         wanted = options(asked.dataset, name)

@@ -81,9 +81,18 @@ class Plan:
 
     @property
     def noise_of_sum(self) -> float:
-        """By which factor the noise of all steps adds up to more than that of one of multiplier one, at the end."""
-        sums = np.cumsum(correlated.inverse(self.coefficients, self.steps)) if self.noise is not None else 1.0
-        return float(np.sqrt(np.sum(np.square(sums)))) if self.noise is not None else math.sqrt(self.steps)
+        """The standard deviation of the noise of all steps together, over the noise multiplier."""
+        if self.noise is None:
+            return math.sqrt(self.steps)
+        return float(np.linalg.norm(np.cumsum(correlated.inverse(self.coefficients, self.steps))))
+
+    @property
+    def adds_up(self) -> float:
+        """The noise of all steps together over what independent noise of a step's size would add up to."""
+        if self.noise is None:
+            return 1.0
+        each = float(np.linalg.norm(correlated.inverse(self.coefficients, self.steps)))
+        return self.noise_of_sum / (each * math.sqrt(self.steps))
 
     def guarantee(self, steps: int | None = None) -> Guarantee:
         """The guarantee after ``steps`` steps."""

@@ -88,6 +88,12 @@ class TrainingOptions:
         str | None, typer.Option(help="For a data set: tail or ema (averages of the weights are kept), or none.")
     ] = None
     views: Annotated[int, typer.Option(help="For image data sets by name: shifted views of each image in a step.")] = 1
+    noise: Annotated[
+        str | None,
+        typer.Option(help="For a data set: independent, or correlated over the steps: banded or lambda-cgd."),
+    ] = None
+    bands: Annotated[int | None, typer.Option(help="Of banded noise; left out, chosen from public facts.")] = None
+    decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd; 0.9 if left out.")] = None
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None
     sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None
@@ -138,7 +144,8 @@ def _train_file(
 
     refused = stated(
         training, "activation", "threshold", "learning_rate", "clipping", "sampling", "rows", "microbatch",
-        "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views",
+        "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "noise", "bands",
+        "decay",
     )  # fmt: skip
     schema = stated_schema(source, file.schema, "train", refused + stated(texts) + stated(run, "plan"))
     with stages(shown=not run.as_json) as progress:
@@ -246,8 +253,9 @@ def _train_texts(
     model = str(training.model)
     ledger = booked_on(book.ledger, book.dataset_budget)
     refused = stated(
-        training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views"
-    )
+        training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views",
+        "noise", "bands", "decay",
+    )  # fmt: skip
     if refused := refused + stated(run, "plan"):
         raise InvalidInput(f"{', '.join(refused)} do not go with `sordina train` on texts.")
     if run.out is None:
@@ -306,7 +314,7 @@ def _train_named(
         dataset, model, training.activation, training.epsilon, training.delta, training.clipping, training.threshold,
         training.batch_size, training.epochs, training.learning_rate, training.sampling, training.microbatch,
         training.seed, training.rows, training.random_labels, texts.task, features, training.optimizer,
-        training.averaging, training.views,
+        training.averaging, training.views, training.noise, training.bands, training.decay,
     )  # fmt: skip
     if run.plan:
         data = recipe.load()

@@ -248,7 +248,7 @@ def optimal(steps: int, bands: int) -> Coefficients:
         return math.log(error * length), np.asarray(slope) / error + 2 * rest / length
 
     k = np.arange(1, bands)
-    start = np.cumprod((2 * k - 1) / (2 * k))
+    start = np.cumprod((2 * k - 1) / (2 * k)).astype(np.float64)
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * (bands - 1))
     best = found.x if math.isfinite(found.fun) and found.fun <= loss(start)[0] else start
     return normalised(tuple(np.minimum.accumulate([1.0, *np.maximum(best, 0.0)]).tolist()))

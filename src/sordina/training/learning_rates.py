@@ -36,6 +36,8 @@ class Start:
     size: float
     matrices: int = 2
     """How many weight matrices are trained; a model with one is linear in its weights, however it is written."""
+    adds_up: float = 1.0
+    """The noise of all steps together over what independent noise of a step's size would add up to."""
 
 
 def fall(step: int, steps: int) -> float:
@@ -251,6 +253,7 @@ class AutomaticState(DistanceState):
     largest: float = 0.0
     moving: int = 0
     convex: float = 1.0
+    adds_up: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,7 @@ class AutomaticRate(DistanceRate):
     def init(self, start: Start) -> AutomaticState:
         """Nothing seen. ``first`` keeps the size of a weight, where a usual one stands in if all are zero."""
         convex = _CONVEX if start.matrices == 1 else 1.0
-        return AutomaticState(start.steps, start.size or _USUAL_SIZE, convex=convex)
+        return AutomaticState(start.steps, start.size or _USUAL_SIZE, convex=convex, adds_up=start.adds_up)
 
     def adapt(
         self, state: DistanceState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
@@ -286,7 +289,7 @@ class AutomaticRate(DistanceRate):
             return self._by_distance(state, gradient, noise)
         if not typical.found and 4 * (state.step + 1) < state.steps:
             return replace(state, step=state.step + 1, rate=0.0)
-        weights, root = len(gradient), math.sqrt(state.steps)
+        weights, root = len(gradient), math.sqrt(state.steps) * state.adds_up
         past = min(state.moving, _MEMORY - 1)
         ratio = float(gradient.norm()) / noise
         if not ratio < 1e100 or not all(1e-100 < one < 1e100 for one in (noise, typical.norm)):

@@ -184,7 +184,7 @@ class Private:
         self.rule = learning_rate
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         matrices = sum(one.dim() > 1 for members in self._parameters for one in members)
-        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices)
+        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices, plan.adds_up)
         self.rate_state = learning_rate.init(start) if learning_rate else None
         trained = [one for members in self._parameters for one in members]
         self.average = None if averaging is None else WeightAverage(averaging, trained, plan.steps)

@@ -16,10 +16,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sordina.errors import SordinaError
+from sordina.errors import InvalidInput, SordinaError
+from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, sum_error
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
-from sordina.sampling import Poisson
+from sordina.sampling import CyclicPoisson, Poisson
 
 _HOPELESS, _ENOUGH = 1.0, 5.0
 _EPOCHS = (5.0, 10.0, 20.0, 40.0)
@@ -125,6 +126,54 @@ def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weig
     except SordinaError:
         return 0.0
     return strength(plan, weights)
+
+
+NOISES = ("independent", "banded", "lambda-cgd")
+_BANDS = (1, 2, 4, 8, 16, 32)
+_DECAY = 0.9
+
+
+def planned_noise(
+    name: str | None,
+    budget: Budget,
+    population: int,
+    batch_size: int,
+    epochs: float,
+    *,
+    bands: int | None = None,
+    decay: float | None = None,
+) -> CorrelatedNoise | None:
+    """The noise called ``name``; of banded noise the number of bands whose prefix sums are the least noisy.
+
+    Args:
+        name: independent (or None), banded or lambda-cgd.
+        budget: What the run may cost.
+        population: The public number of units.
+        batch_size: Expected size of a batch.
+        epochs: Passes over the data.
+        bands: How many; None chooses from public facts.
+        decay: The lambda of lambda-CGD; None takes 0.9.
+    """
+    if name not in (None, *NOISES):
+        raise InvalidInput(f"no noise is called {name!r}: choose one of {', '.join(NOISES)}.")
+    if (bands is not None and name != "banded") or (decay is not None and name != "lambda-cgd"):
+        raise InvalidInput("bands go with banded noise, a decay with lambda-cgd.")
+    if name in (None, "independent"):
+        return None
+    if name == "lambda-cgd":
+        return LambdaCGD(_DECAY if decay is None else decay)
+    if bands is not None or math.isinf(budget.epsilon):
+        return BandedNoise(bands or 1)
+    steps = max(1, round(epochs * population / batch_size))
+
+    def error(noise: BandedNoise) -> float:
+        turn = noise.bands
+        whole = max(1, round(steps / turn)) * turn
+        plan = make_plan(budget, CyclicPoisson(batch_size, population, turn), whole, accountant="rdp", noise=noise)
+        return plan.noise_multiplier * sum_error(plan.coefficients, whole)
+
+    tried = [BandedNoise(one) for one in _BANDS if one <= steps and one * batch_size <= population]
+    return min(tried, key=error)
 
 
 def planned_schedule(

@@ -19,6 +19,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.clipping import Fixed, Policy, named
 from sordina.datasets import Column, Data, Task
 from sordina.errors import InvalidInput
+from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.models.scattering import scattering_features
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget, check_seed
@@ -31,7 +32,7 @@ from sordina.training.checkpoint import read_tensors
 from sordina.training.learning_rates import Rate, SteadyRate
 from sordina.training.losses import Loss
 from sordina.training.optimizers import optimizer_named
-from sordina.training.planning import planned_schedule
+from sordina.training.planning import planned_noise, planned_schedule
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer, make_schedule
 
@@ -87,6 +88,12 @@ class TrainingRecipe:
     """tail, ema or none."""
     views: int = 1
     """Views of an image in a step: shifted a little, and mirrored where that makes sense."""
+    noise: str | None = None
+    """independent (the default), banded or lambda-cgd: noise that is correlated over the steps."""
+    bands: int | None = None
+    """Of banded noise; left out, chosen from public facts."""
+    decay: float | None = None
+    """The lambda of lambda-cgd."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -105,6 +112,7 @@ class TrainingRecipe:
         if not 0 <= self.random_labels <= 1:
             raise InvalidInput(f"the share of random labels must lie in [0, 1], got {self.random_labels}.")
         averaging_named(self.averaging)
+        planned_noise(self.noise, Budget(math.inf, 1e-5), 1, 1, 1.0, bands=self.bands, decay=self.decay)
         if self.optimizer is not None:
             optimizer_named(self.optimizer)
         if self.views < 1 or (self.views > 1 and (self.dataset not in _VIEWS or self.features is not None)):
@@ -139,8 +147,9 @@ class TrainingRecipe:
             steps=None,
             sampling=self.sampler,
             population=None,
+            noise=(noise := self._noise(population, self.batch_size, self.epochs)),
         )
-        plan = make_plan(Budget(self.epsilon, self.delta), sampler, steps)
+        plan = make_plan(Budget(self.epsilon, self.delta), sampler, steps, noise=noise)
         ledger.check(dataset_budget, plan.event(), adjacency=plan.adjacency, unit=plan.unit)
 
     @property
@@ -198,7 +207,7 @@ class TrainingRecipe:
             views=self.views,
             microbatch=self.microbatch,
             seed=self.seed,
-            **rest,
+            **{"noise": made.correlated(data), **rest},
         )
 
     @property
@@ -220,11 +229,27 @@ class TrainingRecipe:
 
     def _plan(self, data: Data) -> Plan:
         made = self.planned(data)
+        noise = made.correlated(data)
         sampler, steps = make_schedule(
             len(data.train), batch_size=made.batch_size, epochs=made.epochs, steps=None, sampling=self.sampler,
-            population=None,
+            population=None, noise=noise,
         )  # fmt: skip
-        return make_plan(Budget(self.epsilon, self.delta), sampler, steps)
+        return make_plan(Budget(self.epsilon, self.delta), sampler, steps, noise=noise)
+
+    def correlated(self, data: Data) -> CorrelatedNoise | None:
+        """Noise that is correlated over the steps, if it was asked for.
+
+        Args:
+            data: What is trained on; its size counts.
+        """
+        made = self.planned(data)
+        return self._noise(len(data.train), made.batch_size, made.epochs)
+
+    def _noise(self, population: int, batch_size: int | None, epochs: float | None) -> CorrelatedNoise | None:
+        return planned_noise(
+            self.noise, Budget(self.epsilon, self.delta), population, batch_size or 1, epochs or 1.0, bands=self.bands,
+            decay=self.decay,
+        )  # fmt: skip
 
     def planned(self, data: Data) -> TrainingRecipe:
         """The recipe with a batch size and epochs, from public facts where none were stated.
