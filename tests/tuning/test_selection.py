@@ -7,11 +7,11 @@ from tests.tuning.world import world
 from torch import nn
 
 from sordina import Budget
-from sordina.errors import TrainingFailed
+from sordina.errors import InvalidInput, TrainingFailed, Unsupported
 from sordina.privacy import Adjacency
-from sordina.tuning.runner import RunResult, better
+from sordina.tuning.runner import RunResult
 from sordina.tuning.search import _best, _best_on_average
-from sordina.tuning.selection import LABELS, Selection, SelectionKind, score
+from sordina.tuning.selection import LABELS, Selection, SelectionKind, better, metric_of, score
 
 CROSS_ENTROPY = nn.functional.cross_entropy
 
@@ -100,3 +100,46 @@ def test_better():
     assert better("accuracy", 0.5, None)
     assert not better("accuracy", None, None)
     assert not better("accuracy", math.nan, 0.1)
+
+
+# By which metric the best is best.
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "log_loss", "loss", "rmse", "r2"])
+def test_one_record_changes_the_private_score_by_at_most_one_whatever_the_metric(metric):
+    x, y = world(40, 0)
+    classes = metric in ("accuracy", "log_loss")
+    targets, net = (y, model(0)) if classes else (3 * torch.randn(40, 4), model(0, 4))
+    loss = CROSS_ENTROPY if classes else nn.functional.mse_loss
+    with torch.no_grad():
+        net.weight.mul_(30)  # far off, so that losses pass their bound
+    whole = score(net, loss, (x, targets), bound=0.5, metric=metric)
+    for left_out in range(0, 40, 3):
+        keep = torch.arange(40) != left_out
+        change = whole - score(net, loss, (x[keep], targets[keep]), bound=0.5, metric=metric)
+        assert -1e-9 <= change <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy"])
+def test_what_has_no_small_sensitivity_is_chosen_by_on_public_data_only(metric):
+    with pytest.raises(Unsupported, match="public"):
+        Selection("private", metric=metric)
+    assert Selection("public", metric=metric).exact
+    with pytest.raises(InvalidInput, match="unknown metric"):
+        Selection(metric="beauty")
+
+
+def test_a_metric_that_the_data_do_not_have_is_refused():
+    assert metric_of({"loss": 1.0, "accuracy": 0.5}, None) == "accuracy"
+    assert metric_of({"loss": 1.0}, None) == "loss"
+    with pytest.raises(InvalidInput, match="no auc"):
+        metric_of({"loss": 1.0, "rmse": 1.0}, "auc")
+    with pytest.raises(InvalidInput, match="classes"):
+        score(model(0, 4), nn.functional.mse_loss, (torch.ones(3, 4), torch.ones(3, 4)), metric="log_loss")
+
+
+def test_higher_and_lower():
+    assert better("auc", 0.9, 0.8)
+    assert better("r2", 0.1, -1.0)
+    assert better("rmse", 0.1, 0.2)
+    assert not better("log_loss", 0.3, 0.2)

@@ -35,6 +35,12 @@ class SearchOptions:
     runs: Annotated[int | None, typer.Option(help="Random search with this many runs instead of the grid.")] = None
     seeds: Annotated[int, typer.Option(help="Runs per configuration; each is paid for.")] = 1
     selection: Annotated[str, typer.Option(help="private, public or thesis-test-set.")] = "private"
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What the best is best by: accuracy, log_loss, loss, rmse, r2; auc, balanced_accuracy (public only)."
+        ),
+    ] = None
     method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None
     hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None
@@ -95,7 +101,7 @@ def tune(
     from sordina.tuning.parallel_runs import cores
     from sordina.tuning.selection import Selection
 
-    chosen = Selection(search.selection)
+    chosen = Selection(search.selection, metric=search.metric)
     task = NamedTask(
         dataset, tuned.model, tuned.batch_size, tuned.epochs, 0.0 if chosen.exact else search.hold_out,
         0 if tuned.seed is None else tuned.seed, tuned.rows,
@@ -125,7 +131,7 @@ def _tune_file(
 
     refused = stated(
         search, "strategy", "granularity", "runs", "seeds", "selection", "method", "validate_every", "patience",
-        "workers",
+        "workers", "metric",
     )  # fmt: skip
     refused += stated(tuned, "batch_size", "epochs", "rows") + stated(run, "resume")
     schema = stated_schema(source, file.schema, "tune", refused)

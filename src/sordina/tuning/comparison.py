@@ -32,7 +32,7 @@ from sordina.tuning.outcome import Outcome
 from sordina.tuning.plan import PLAN, STOPPING
 from sordina.tuning.runner import TRAINING, finished
 from sordina.tuning.search import Search, Watch
-from sordina.tuning.selection import Selection, SelectionKind
+from sordina.tuning.selection import Selection, SelectionKind, metric_of
 from sordina.tuning.space import STRATEGIES, PartOfGrid, Space, named, spanning
 
 if TYPE_CHECKING:
@@ -343,6 +343,7 @@ class ComparisonPlan:
         return plain | {
             "task": asdict(self.task), "selection": repr(self.selection), "cells": repr(self.cells),
             "strategies": list(self.strategies), "epsilons": [repr(one) for one in self.epsilons],
+            **({} if self.selection.metric is None else {"metric": self.selection.metric}),
         }  # fmt: skip
 
     def search(self, strategy: str, epsilon: float, folder: Path) -> Search:
@@ -411,5 +412,5 @@ def _entry(plan: ComparisonPlan, strategy: str, epsilon: float, outcome: Outcome
     if outcome.score is not None and outcome.metric is not None:
         return ComparisonRow(strategy, epsilon, outcome, outcome.metric, outcome.score)
     scores = evaluate(outcome.model, plan.task.loss, plan.task.data().test)
-    metric = "accuracy" if "accuracy" in scores else "loss"
+    metric = metric_of(scores, plan.selection.metric)
     return ComparisonRow(strategy, epsilon, outcome, metric, scores[metric])

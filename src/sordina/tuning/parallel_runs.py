@@ -136,8 +136,9 @@ def _member(brief: Brief, order: RunOrder, train: Any) -> _Member:
     private.journal = Journal.open(folder / "journal.jsonl")
     if private.releasable:
         private.book_lost(private.journal.claimed)
+    best = Best(trainer.model, folder / "best.pt", brief.patience, brief.selection.metric)
     return _Member(
-        order, trainer, private, Best(trainer.model, folder / "best.pt", brief.patience), Diverging(trainer.model),
+        order, trainer, private, best, Diverging(trainer.model),
         MetricsFile(folder / "metrics.jsonl"), iter(private),
     )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import random
 import shutil
@@ -28,7 +27,7 @@ from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, RunFolder, read_
 from sordina.training import StopTraining, Trainer
 from sordina.training.learning_rates import typical_size
 from sordina.training.run_keeper import RARELY
-from sordina.tuning.selection import Selection
+from sordina.tuning.selection import Selection, better, metric_of
 from sordina.tuning.space import Configuration, Fields, fields_of
 
 # What a search that stops at random keeps to itself: how many runs there were, and which of them won.
@@ -171,12 +170,12 @@ class Diverging(_Watcher):
 class Best(_Watcher):
     """Remembers the weights with the best exact score; with ``patience``, ends a run that stopped improving.
 
-    Accuracy counts where there is one (higher is better), the mean loss otherwise (lower is better). What it remembers
-    is in the file ``path``, so that a run that was killed remembers it too.
+    ``metric`` counts (`sordina.tuning.selection`); left out, accuracy where there is one, the mean loss otherwise.
+    What it remembers is in the file ``path``, so that a run that was killed remembers it too.
     """
 
-    def __init__(self, model: nn.Module, path: Path, patience: int | None = None) -> None:
-        self._model, self._path, self._patience = model, path, patience
+    def __init__(self, model: nn.Module, path: Path, patience: int | None = None, metric: str | None = None) -> None:
+        self._model, self._path, self._patience, self._wanted = model, path, patience, metric
         self._since = 0
         self.metric: str | None = None
         self.value: float | None = None
@@ -190,7 +189,7 @@ class Best(_Watcher):
         """Compare a validation with the best so far."""
         if "validation" not in entry:
             return
-        self.metric = "accuracy" if "accuracy" in entry["validation"] else "loss"
+        self.metric = metric_of(entry["validation"], self._wanted)
         value = float(entry["validation"][self.metric])
         if better(self.metric, value, self.value):
             self.value, self.step, self._since = value, entry["step"], 0
@@ -206,17 +205,6 @@ class Best(_Watcher):
         """Put the best weights back into the model."""
         if self.value is not None:
             self._model.load_state_dict(torch.load(self._path, weights_only=True)["weights"])
-
-
-def better(metric: str, value: float | None, than: float | None) -> bool:
-    """Whether ``value`` of ``metric`` beats ``than``; no value, and what is not a number, never does.
-
-    >>> better("accuracy", 0.9, 0.8), better("loss", 0.9, 0.8), better("loss", float("nan"), None)
-    (True, False, False)
-    """
-    if value is None or math.isnan(value):
-        return False
-    return than is None or (value > than if metric == "accuracy" else value < than)
 
 
 # One run of a search: from an order to a trained model on disk.
@@ -322,7 +310,10 @@ def perform(brief: Brief, order: RunOrder, train: Any, validation: Any) -> None:
     trainer = brief.make(order)
     if brief.secret:
         private_files.remove(folder / BEST)
-    best, diverging = Best(trainer.model, folder / BEST, brief.patience), Diverging(trainer.model)
+    best, diverging = (
+        Best(trainer.model, folder / BEST, brief.patience, brief.selection.metric),
+        Diverging(trainer.model),
+    )
     trainer = replace(trainer, callbacks=(*trainer.callbacks, best, diverging))
     resume = trainer.folder is not None and (Path(trainer.folder) / JOURNAL).exists()
     try:

@@ -23,7 +23,7 @@ from sordina.gradients import Engine
 from sordina.plan import check_whole
 from sordina.privacy import Budget, Unit, check_seed, format_up
 from sordina.run_folder import RunFolder, read_json
-from sordina.training import Trainer
+from sordina.training import Trainer, evaluate
 from sordina.training.batches import as_rows
 from sordina.training.losses import check_takes
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
@@ -42,8 +42,8 @@ from sordina.tuning.plan import (
     make_scheme,
     noise_seed,
 )
-from sordina.tuning.runner import Brief, MakeTrainer, RunOrder, RunResult, better, finished, trained
-from sordina.tuning.selection import Selection, SelectionKind, score, selection_of
+from sordina.tuning.runner import Brief, MakeTrainer, RunOrder, RunResult, finished, trained
+from sordina.tuning.selection import Selection, SelectionKind, better, metric_of, score, selection_of
 from sordina.tuning.space import MOST_RUNS, Configuration, Fields, Space, fields_of
 
 # The choice among finished runs. Written to disk before anybody sees it, so that it is drawn once and seen once.
@@ -94,7 +94,9 @@ def choose(
     scores = []
     for order in orders:
         trainer = trained(brief, order)
-        scores.append(score(trainer.model, trainer.loss, validation, brief.selection.bound))
+        scores.append(
+            score(trainer.model, trainer.loss, validation, brief.selection.bound, metric=brief.selection.metric)
+        )
     if scheme.stopping is not None:
         scorer = brief.selection.scorer(brief.budget, scheme.adjacency)
         return ChosenRun(orders[int(np.argmax([scorer.release(one, rng) for one in scores]))].number)
@@ -168,6 +170,8 @@ class Search:
     Args:
         space: The configurations to try: a `Grid` or `Random` draws.
         budget: One epsilon and delta for the whole search.
+        metric: By what the best run is best: accuracy, log_loss, loss, rmse or r2; on public validation data also auc
+            or balanced_accuracy, of which no private choice is cheap. None: accuracy for classes, else the loss.
         accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
         workers: Processes that train at the same time.
         folder: Where the search is kept and resumed.
@@ -182,6 +186,7 @@ class Search:
     budget: Budget
     strategy: str | Fields | None = None
     selection: Selection | str = "private"
+    metric: str | None = None
     method: str | None = None
     seeds: int = 1
     seed: int | None = None
@@ -210,7 +215,7 @@ class Search:
         with nullcontext(self.folder) if self.folder else tempfile.TemporaryDirectory() as place:
             path = Path(str(place))
             if not resume:
-                self._check_data(source)
+                self._check_data(source, selection)
             fresh = None if resume else self._decide(selection, size)
             with RunFolder.begin(path, KIND, self._settings(selection, size), resume=resume) as folder:
                 decision = Decision.load(folder)
@@ -234,6 +239,8 @@ class Search:
 
     def _check(self, resume: bool) -> Selection:
         selection = selection_of(self.selection)
+        if self.metric is not None:
+            selection = replace(selection, metric=self.metric)
         check_pair(self.ledger, self.dataset_budget)
         for name in ("seeds", "workers", "validate_every", "patience"):
             if getattr(self, name) is not None:
@@ -251,7 +258,7 @@ class Search:
             raise InvalidInput("resume=True needs the folder of the search to resume: Search(..., folder=...).")
         return selection
 
-    def _check_data(self, source: Source) -> None:
+    def _check_data(self, source: Source, selection: Selection) -> None:
         """Shapes, types, labels and whether samples stay apart, before anything is reserved.
 
         What there is to say of the model is said here: runs of which nobody may know how many there are say nothing.
@@ -260,6 +267,10 @@ class Search:
         parts = [as_rows(rows) for rows in source()]
         for rows in parts:
             check_takes(base.model, base.loss, rows)
+        if selection.metric is not None and selection.exact:
+            metric_of(evaluate(base.model, base.loss, parts[1]), selection.metric)
+        elif selection.metric is not None:
+            score(base.model, base.loss, parts[1], selection.bound, metric=selection.metric)
         if not math.isinf(self.budget.epsilon):
             base.model.train()
             with Engine(base.model, public_buffers=base.public_buffers) as engine:
@@ -330,6 +341,8 @@ class Search:
             "accountant": self.accountant, "rows": size, "validate_every": self.validate_every,
             "patience": self.patience, "trainer": made | described,
             "model": [[list(parameter.shape), parameter.requires_grad] for parameter in base.model.parameters()],
+            **({} if selection.metric is None else {"metric": selection.metric}),
+            **({} if base.noise is None else {"noise": repr(base.noise)}),
         }  # fmt: skip
 
     def _brief(self, decision: Decision, selection: Selection, folder: RunFolder) -> Brief:

@@ -14,26 +14,51 @@ Looking at held-out data is a query like any other: who was held out shows in wh
 `thesis-test-set`
     The protocol of 000 section 3.7: configurations and checkpoints are chosen by exact scores on the test set, averaged
     over repetitions that nobody pays for. For comparison with the thesis only.
+
+By which metric the best is best (`Selection.metric`; left out, accuracy for classes and the loss for all else):
+
+====================  ==========================================  ======================================================
+metric                exact                                       private: a record's merit
+====================  ==========================================  ======================================================
+`accuracy`            higher is better                            1 if the class is right
+`log_loss`            lower                                       ``1 - min(loss, b) / b``, ``b = 2 ln(classes)``: twice
+                                                                  that of a model that knows nothing
+`loss`                lower                                       ``1 - min(loss, bound) / bound``
+`rmse`, `r2`          lower, higher                               ``1 - min(error^2, bound) / bound``: on the same
+                                                                  records all three put models in the same order, but
+                                                                  for errors beyond the bound
+`auc`                 higher                                      refused: one record is in as many pairs as there are
+                                                                  records of the other class
+`balanced_accuracy`   higher                                      refused: what a record counts depends on how many
+                                                                  others there are of its class
+====================  ==========================================  ======================================================
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sordina import mechanisms
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, Unsupported
 from sordina.models.metrics import predicted_class
 from sordina.privacy import Adjacency, Budget, check_positive
 from sordina.training.batches import as_rows, inputs_and_target
 from sordina.training.losses import Loss, per_sample, row_by_row
 
 SENSITIVITY = 1.0
+HIGHER = ("accuracy", "balanced_accuracy", "auc", "r2")
+LOWER = ("loss", "log_loss", "rmse")
+METRICS = (*HIGHER, *LOWER)
+_OF_CLASSES = ("accuracy", "log_loss")
+_UNBOUNDED = ("auc", "balanced_accuracy")
 
 
 class SelectionKind(str, Enum):
@@ -58,11 +83,19 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Selection:
-    """A kind of selection; for the private one, its ``share`` of epsilon and the loss ``bound`` of a record's merit."""
+    """A kind of selection; for the private one, its ``share`` of epsilon and the loss ``bound`` of a record's merit.
+
+    Args:
+        kind: Who pays for the choice.
+        share: Of epsilon, for a private choice.
+        bound: A record's loss counts up to here, in a private choice.
+        metric: By what the best is best; None takes accuracy for classes, the loss for all else.
+    """
 
     kind: SelectionKind | str = SelectionKind.PRIVATE
     share: float = 0.05
     bound: float = 1.0
+    metric: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in list(SelectionKind):
@@ -73,6 +106,13 @@ class Selection:
         if not 0 < self.share < 1:
             raise InvalidInput(f"selection's share of epsilon must lie in (0, 1), got {self.share}.")
         check_positive("the bound on a record's loss", self.bound)
+        if self.metric is not None and self.metric not in METRICS:
+            raise InvalidInput(f"unknown metric {self.metric!r} of a search: choose one of {', '.join(METRICS)}.")
+        if self.metric in _UNBOUNDED and not self.exact:
+            raise Unsupported(
+                f"{self.metric} is no sum of what single records add, so one record may change it by a lot and no "
+                "private choice by it is cheap: choose by log_loss or accuracy, or declare the validation data public."
+            )
 
     @property
     def exact(self) -> bool:
@@ -101,9 +141,50 @@ def selection_of(given: Selection | SelectionKind | str) -> Selection:
     return given if isinstance(given, Selection) else Selection(given)
 
 
+def better(metric: str, value: float | None, than: float | None) -> bool:
+    """Whether ``value`` of ``metric`` beats ``than``; no value, and what is not a number, never does.
+
+    Args:
+        metric: One of `METRICS`.
+        value: What one run has.
+        than: What another has, if any.
+
+    >>> better("accuracy", 0.9, 0.8), better("loss", 0.9, 0.8), better("loss", float("nan"), None)
+    (True, False, False)
+    """
+    if value is None or math.isnan(value):
+        return False
+    return than is None or (value > than if metric in HIGHER else value < than)
+
+
+def metric_of(scores: Mapping[str, float], metric: str | None) -> str:
+    """By which of ``scores`` a choice is made; refuses a metric that they do not have.
+
+    Args:
+        scores: What `sordina.training.evaluate` gave.
+        metric: The one asked for.
+    """
+    if metric is None:
+        return "accuracy" if "accuracy" in scores else "loss"
+    if metric not in scores:
+        has = ", ".join(name for name in METRICS if name in scores)
+        raise InvalidInput(f"these data and this model have no {metric}: choose one of {has}.")
+    return metric
+
+
 @torch.no_grad()
-def score(model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch_size: int = 1000) -> float:
+def score(
+    model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch_size: int = 1000, metric: str | None = None
+) -> float:
     """The sum of the records' merits, each in [0, 1] whatever the model does: NaN counts as 0.
+
+    Args:
+        model: What is judged.
+        loss: Its loss.
+        data: The validation records.
+        bound: A record's loss counts up to here.
+        batch_size: Records at once.
+        metric: What a record's merit is, by the table at the head of this file.
 
     >>> score(nn.Identity(), nn.functional.cross_entropy, (torch.eye(3), torch.tensor([0, 1, 1])))
     2.0
@@ -115,10 +196,24 @@ def score(model: nn.Module, loss: Loss, data: Any, bound: float = 1.0, batch_siz
     for start in range(0, rows.size, batch_size):
         inputs, target = inputs_and_target(rows.take(np.arange(start, min(start + batch_size, rows.size))))
         output = model(*inputs)
-        if target.ndim == 1 and not target.is_floating_point():
+        classes = target.ndim == 1 and not target.is_floating_point()
+        if metric in _OF_CLASSES and not classes:
+            raise InvalidInput(f"{metric} speaks of classes, and these targets are none.")
+        if metric in ("rmse", "r2"):
+            merits = 1 - (output - target).double().square().flatten(1).mean(1).div(bound).clamp(0, 1)
+        elif metric == "log_loss":
+            merits = 1 - _log_loss(output, target).div(2 * math.log(max(2, output.shape[-1]))).clamp(0, 1)
+        elif classes and metric != "loss":
             merits = (predicted_class(output) == target).double()
         else:
             merits = 1 - each(output, target).double().div(bound).clamp(0, 1)
         total += float(merits.nan_to_num(0.0).sum())
     model.train(was_training)
     return total
+
+
+def _log_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Of each row alone."""
+    wide = output.double()
+    wide = torch.cat([torch.zeros_like(wide), wide], 1) if wide.shape[-1] == 1 else wide
+    return -wide.log_softmax(1).gather(1, target[:, None])[:, 0]
