@@ -46,9 +46,30 @@ class TestHoldingOut:
         with pytest.raises(InvalidInput, match="share"):
             NamedTask("digits", hold_out=1.0)
         rows = TensorDataset(torch.zeros(2, 1), torch.zeros(2))
-        monkeypatch.setattr("sordina.tuning.comparison._load", lambda name: Data(name, rows, rows, Task.REGRESSION))
+        monkeypatch.setattr(
+            "sordina.tuning.comparison._load", lambda name, form: Data(name, rows, rows, Task.REGRESSION)
+        )
         with pytest.raises(InvalidInput, match="regression task"):
             NamedTask("rents").data()
+
+
+def test_every_technique_goes_into_a_search(tmp_path):
+    options = (("optimizer", "momentum"), ("averaging", "tail"), ("views", 2), ("noise", "banded"), ("bands", 2))
+    task = NamedTask("digits", "digits-cnn-ws", batch_size=100, epochs=0.2, hold_out=0.2, rows=500, options=options)
+    made = task.trainer(3)
+    assert (made.optimizer, made.averaging, made.views, made.seed) == ("momentum", "tail", 2, None)
+    assert made.noise.bands == 2
+    assert made.augment is not None
+    plan = ComparisonPlan(
+        task, ["fixed-threshold"], [6.0], granularity=1, selection=Selection("public", metric="log_loss"), seed=1
+    )
+    (entry,) = compare(plan, tmp_path).entries
+    assert entry.metric == "log_loss"
+    assert entry.outcome.guarantee.epsilon <= 6
+    assert json.loads((tmp_path / "results.json").read_text())["task"]["options"]["views"] == 2
+    assert "options" not in TINY.facts()  # searches of earlier versions go on
+    with pytest.raises(InvalidInput, match="number of bands"):
+        NamedTask("digits", options=(("noise", "banded"),))
 
 
 def test_searches_are_compared_and_paid_for_together(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,6 +63,16 @@ class TunedOptions:
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512
     epochs: Annotated[float, typer.Option(help="Passes over the data, on average.")] = 10.0
     rows: Annotated[int | None, typer.Option(help="Train on this many first rows only, to try things out.")] = None
+    task: Annotated[str | None, typer.Option(help="For fashion-mnist: classes or reconstruction.")] = None
+    features: Annotated[str | None, typer.Option(help="For mnist, fashion-mnist: scattering (fixed wavelets).")] = None
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, momentum, adam or adam-bc, where the strategy has none.")
+    ] = None
+    averaging: Annotated[str | None, typer.Option(help="tail or ema: averages of the weights are kept.")] = None
+    views: Annotated[int, typer.Option(help="Of image data sets: shifted views of each image in a step.")] = 1
+    noise: Annotated[str | None, typer.Option(help="independent, banded or lambda-cgd (as `sordina train`).")] = None
+    bands: Annotated[int | None, typer.Option(help="Of banded noise.")] = None
+    decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd.")] = None
     seed: Annotated[int | None, typer.Option(help="Repeatable noise; the model must not be released.")] = None
 
 
@@ -104,7 +114,7 @@ def tune(
     chosen = Selection(search.selection, metric=search.metric)
     task = NamedTask(
         dataset, tuned.model, tuned.batch_size, tuned.epochs, 0.0 if chosen.exact else search.hold_out,
-        0 if tuned.seed is None else tuned.seed, tuned.rows,
+        0 if tuned.seed is None else tuned.seed, tuned.rows, options=_techniques(tuned),
     )  # fmt: skip
     plan = ComparisonPlan(
         task, search.strategy or ["online"], search.epsilon or [3.0], search.delta, search.granularity, search.runs,
@@ -122,6 +132,15 @@ def tune(
         _show(found, run.out)
 
 
+_TECHNIQUES = ("task", "features", "optimizer", "averaging", "views", "noise", "bands", "decay")
+
+
+def _techniques(tuned: TunedOptions) -> tuple[tuple[str, Any], ...]:
+    """Those that were asked for."""
+    blank = TunedOptions()
+    return tuple((name, value) for name in _TECHNIQUES if (value := getattr(tuned, name)) != getattr(blank, name))
+
+
 def _tune_file(
     source: str, search: SearchOptions, tuned: TunedOptions, file: FileOptions, book: BookOptions, run: SearchRunOptions
 ) -> None:
@@ -133,7 +152,7 @@ def _tune_file(
         search, "strategy", "granularity", "runs", "seeds", "selection", "method", "validate_every", "patience",
         "workers", "metric",
     )  # fmt: skip
-    refused += stated(tuned, "batch_size", "epochs", "rows") + stated(run, "resume")
+    refused += stated(tuned, "batch_size", "epochs", "rows", *_TECHNIQUES) + stated(run, "resume")
     schema = stated_schema(source, file.schema, "tune", refused)
     if len(search.epsilon) != 1:
         raise InvalidInput("a search over models of a table has one --epsilon.")

@@ -27,6 +27,7 @@ from sordina.privacy import Budget, check_seed
 from sordina.run_folder import JOURNAL, METRICS, RESULTS, RUN, RunFolder
 from sordina.training import Trainer, evaluate
 from sordina.training.losses import Loss
+from sordina.training.recipe import TrainingRecipe
 from sordina.tuning import runner
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.plan import PLAN, STOPPING
@@ -55,7 +56,8 @@ class NamedTask:
 
     Which rows are held out is decided by a hash of each row, keyed by ``split_seed``: a row's fate depends on that row
     alone, so when one comes or goes the others stay where they are. The expected number of rows is the public
-    population. ``rows`` and ``test_rows`` take only the first so many, for trial runs.
+    population. ``rows`` and ``test_rows`` take only the first so many, for trial runs. ``options`` are more fields of a
+    `sordina.training.recipe.TrainingRecipe` (averaging, views, optimizer, features, task, noise, bands, decay).
     """
 
     dataset: str
@@ -66,8 +68,11 @@ class NamedTask:
     split_seed: int = 0
     rows: int | None = None
     test_rows: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.options:
+            self._recipe(0)
         if not 0 <= self.hold_out < 1:
             raise InvalidInput(f"the held-out share must lie in [0, 1), got {self.hold_out}.")
         for name, count in (("rows", self.rows), ("test_rows", self.test_rows), ("batch_size", self.batch_size)):
@@ -79,7 +84,7 @@ class NamedTask:
 
     def data(self) -> Data:
         """The data set, cut to ``rows`` and ``test_rows``; loaded once per process."""
-        data = _load(self.dataset)
+        data = _load(self.dataset, tuple(one for one in self.options if one[0] in ("features", "task")))
         if data.task not in _LOSSES:
             raise InvalidInput(f"{self.dataset} is a {data.task} task; a search trains classifiers and autoencoders.")
         return replace(data, train=_first(data.train, self.rows), test=_first(data.test, self.test_rows))
@@ -94,11 +99,29 @@ class NamedTask:
 
     def trainer(self, seed: int) -> Trainer:
         """A fresh trainer; budget and noise are the search's to set."""
-        data = self.data()
+        data, population = self.data(), round(len(self.data().train) * (1 - self.hold_out))
+        if self.options:
+            made = self._recipe(seed).trainer(data, population=population)
+            return replace(made, clipping=None, learning_rate=None, seed=None)
         return Trainer(
             models.build_for(data, self.model, seed=seed), self.loss, Budget(math.inf, 0.0),
-            batch_size=self.batch_size, epochs=self.epochs, population=round(len(data.train) * (1 - self.hold_out)),
+            batch_size=self.batch_size, epochs=self.epochs, population=population,
         )  # fmt: skip
+
+    def _recipe(self, seed: int) -> TrainingRecipe:
+        """What `sordina train` would do with the same options; clipping and rate are the strategy's."""
+        options: dict[str, Any] = dict(self.options)
+        if options.get("noise") == "banded" and options.get("bands") is None:
+            raise InvalidInput("a search needs to know the number of bands: its budget is shared among its runs.")
+        return TrainingRecipe(
+            self.dataset, self.model, epsilon=math.inf, delta=0.0, batch_size=self.batch_size, epochs=self.epochs,
+            seed=seed, **options,
+        )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """As plain data."""
+        plain = asdict(self)
+        return plain | {"options": dict(self.options)} if plain.pop("options") else plain
 
     @property
     def loss(self) -> Loss:
@@ -112,8 +135,8 @@ class NamedTask:
 
 
 @functools.lru_cache(maxsize=2)
-def _load(dataset: str) -> Data:
-    return datasets.load(dataset)
+def _load(dataset: str, form: tuple[tuple[str, Any], ...]) -> Data:
+    return TrainingRecipe(dataset, **dict(form)).load() if form else datasets.load(dataset)
 
 
 def coins(rows: TensorDataset, seed: int) -> NDArray[np.float64]:
@@ -300,7 +323,7 @@ class SearchComparison:
     def facts(self) -> dict[str, Any]:
         """As plain data."""
         return {
-            "task": asdict(self.task),
+            "task": self.task.facts(),
             "data": self.task.data().source,
             "selection": {"kind": str(self.selection.kind), "label": self.selection.label},
             "epsilon_of_all_searches": self.together,
@@ -341,7 +364,7 @@ class ComparisonPlan:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         del plain["workers"]
         return plain | {
-            "task": asdict(self.task), "selection": repr(self.selection), "cells": repr(self.cells),
+            "task": self.task.facts(), "selection": repr(self.selection), "cells": repr(self.cells),
             "strategies": list(self.strategies), "epsilons": [repr(one) for one in self.epsilons],
             **({} if self.selection.metric is None else {"metric": self.selection.metric}),
         }  # fmt: skip
