@@ -30,6 +30,7 @@ class Plan:
         unit: Whose data the guarantee speaks of: a record or a person.
         accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
         noise: How the noise of a step depends on that of earlier ones; None draws it independently.
+        before: What is released once, before the first step (`sordina.training.components`).
     """
 
     sampler: Sampler
@@ -39,6 +40,7 @@ class Plan:
     unit: Unit = Unit.RECORD
     accountant: str = "pld"
     noise: CorrelatedNoise | None = None
+    before: Event | None = None
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
@@ -59,7 +61,7 @@ class Plan:
 
     def event(self, steps: int | None = None) -> Event:
         """What ``steps`` steps cost (all of them, unless said)."""
-        return Repeated(*self.charged(self.steps if steps is None else steps))
+        return with_before(self.before, Repeated(*self.charged(self.steps if steps is None else steps)))
 
     def charged(self, steps: int) -> tuple[Event, int]:
         """What ``steps`` steps cost: an event, and how often it is paid for.
@@ -98,6 +100,16 @@ class Plan:
         """The guarantee after ``steps`` steps."""
         event = self.event(steps)
         return _cost(self.accountant, event, self.budget.delta, self.adjacency, self.unit, self.private)
+
+
+def with_before(before: Event | None, steps: Event) -> Event:
+    """A run that releases something once before its first step.
+
+    Args:
+        before: What that is, if anything.
+        steps: All steps.
+    """
+    return steps if before is None else Composed((Repeated(before, 1), steps))
 
 
 def charged(
@@ -183,6 +195,7 @@ def make_plan(
     accountant: str = "pld",
     noise_multiplier: float | None = None,
     noise: CorrelatedNoise | None = None,
+    before: Event | None = None,
 ) -> Plan:
     """The plan that spends ``budget``: its noise is the least that the accountant allows.
 
@@ -192,6 +205,7 @@ def make_plan(
         sampler: Who takes part in a step.
         unit: Whose data the guarantee speaks of: a record or a person.
         noise: How the noise of steps is correlated; None draws it independently.
+        before: What is released once, before the first step.
 
     >>> from sordina.sampling import Poisson
     >>> plan = make_plan(Budget(3, 1e-5), Poisson(512, 60000), steps=1170)
@@ -204,8 +218,8 @@ def make_plan(
     if noise_multiplier is not None:
         check_positive("noise_multiplier", noise_multiplier)
     else:
-        noise_multiplier = _calibrate(budget, sampler, steps, accountant, noise)
-    plan = Plan(sampler, steps, budget, noise_multiplier, unit, accountant, noise)
+        noise_multiplier = _calibrate(budget, sampler, steps, accountant, noise, before)
+    plan = Plan(sampler, steps, budget, noise_multiplier, unit, accountant, noise, before)
     spent = plan.guarantee().epsilon
     if spent > budget.epsilon:
         raise BudgetRefused(
@@ -215,7 +229,10 @@ def make_plan(
     return plan
 
 
-def _calibrate(budget: Budget, sampler: Sampler, steps: int, name: str, noise: CorrelatedNoise | None) -> float:
-    return noise_multiplier(
-        lambda nu: Repeated(*charged(sampler, noise, nu, steps, steps)), budget, sampler.adjacency, accountant=name
-    )
+def _calibrate(
+    budget: Budget, sampler: Sampler, steps: int, name: str, noise: CorrelatedNoise | None, before: Event | None
+) -> float:
+    def whole(nu: float) -> Event:
+        return with_before(before, Repeated(*charged(sampler, noise, nu, steps, steps)))
+
+    return noise_multiplier(whole, budget, sampler.adjacency, accountant=name)

@@ -30,6 +30,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "digits-cnn": networks.digits_cnn,
     "digits-cnn-ws": networks.digits_cnn_ws,
     "mlp": networks.mlp,
+    "pca-mlp": networks.pca_mlp,
     "adult-mlp": networks.adult_mlp,
     "ag-news": networks.ag_news,
     "hospital": networks.hospital,

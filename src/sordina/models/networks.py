@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
+from sordina.privacy import check_positive
 
 # Convolutional networks of the thesis and of the private-training literature.
 #
@@ -22,6 +24,48 @@ def activation_named(name: str) -> Callable[[], nn.Module]:
     if name not in ACTIVATIONS:
         raise InvalidInput(f"unknown activation {name!r}: choose one of {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]
+
+
+class PCAInputs(nn.Linear):
+    """A first layer of principal components of the training rows, which a private run finds and pays for at its start.
+
+    Until then it passes the first ``components`` inputs on. What it holds afterwards was released, is part of the saved
+    model and is not trained (`sordina.training.components`).
+
+    Args:
+        inputs: Numbers in a row, flattened.
+        components: How many of them stay.
+        row_norm: Public bound on the norm of a row: longer ones count as shortened; None takes ``sqrt(inputs) / 3``.
+        noise_multiplier: Of the release; None gives it a tenth of the budget (searches need a number).
+    """
+
+    released: Tensor
+
+    def __init__(
+        self, inputs: int, components: int, *, row_norm: float | None = None, noise_multiplier: float | None = None
+    ) -> None:
+        if not 1 <= components <= inputs:
+            raise InvalidInput(f"of {inputs} inputs there are 1 to {inputs} components, got {components}.")
+        super().__init__(inputs, components, bias=False)
+        nn.init.eye_(self.weight)
+        self.weight.requires_grad_(False)
+        self.row_norm = check_positive("row_norm", inputs**0.5 / 3 if row_norm is None else row_norm)
+        self.noise_multiplier = noise_multiplier
+        if noise_multiplier is not None:
+            check_positive("noise_multiplier", noise_multiplier)
+        self.register_buffer("released", torch.tensor(False))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows, flattened, along the components."""
+        return super().forward(rows.flatten(1))
+
+
+def pca_mlp(*, inputs: int = 784, classes: int = 10, components: int = 60, hidden: int = 200) -> nn.Sequential:
+    """Abadi et al. 2016: components of the inputs, found privately, and a network of one hidden layer on them."""
+    components = min(components, inputs)
+    return nn.Sequential(
+        PCAInputs(inputs, components), nn.Linear(components, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
 
 
 def mnist_cnn(*, activation: str = "relu", classes: int = 10) -> nn.Sequential:

@@ -33,6 +33,7 @@ from sordina.sampling import CyclicPoisson, Indices, Users
 from sordina.training.augmentation import Augmentation, augmented, check_augmentation
 from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
+from sordina.training.components import components_of, find_components
 from sordina.training.learning_rates import Rate, Start, typical_size
 from sordina.training.run import Run, raw_statistics, weights_digest
 
@@ -293,6 +294,8 @@ class Private:
         """
         steps = min(steps, self.plan.steps)
         if steps > self.steps_taken:
+            if self.steps_taken == 0 and self.plan.before is not None:
+                self.account.record(self.plan.before)
             (event, before), (_, after) = self._charged(self.steps_taken), self._charged(steps)
             if after > before:
                 self.account.record(event, after - before)
@@ -325,7 +328,9 @@ class Private:
             random.reseed_globally()
             self._secret_chance = True
         self.earlier.begin(self.plan, self.account)
+        first = self.steps_taken == 0
         self.book(self.steps_taken + 1)
+        self._find_components(first=first)
         table = None
         if self.team.leads:
             table = self._drawn(len(self.users) if self.users else self.rows.size)
@@ -335,6 +340,25 @@ class Private:
         if self.views > 1:  # a unit of as many rows, all its own: averaged before it is clipped
             portion = np.repeat(portion.reshape(len(portion), -1), self.views, axis=1)
         return split(portion, self.microbatch)
+
+    def _find_components(self, *, first: bool) -> None:
+        """With the first step on the account: what the model's first layer needs of the data, once (`components`)."""
+        layer = components_of(self.model)
+        if layer is None:
+            return
+        if self.plan.private and (self.plan.before is None or not first):
+            raise InvalidInput("the principal components of the model's first layer are not paid for by this run.")
+        if self.team.leads:
+            find_components(layer, self.rows, self.plan.before, self.rng)
+        self.team.agree(layer.weight.detach())
+        layer.released.fill_(True)
+        if self.keeper is not None:
+            self.keeper.save()
+
+    @property
+    def components_lost(self) -> bool:
+        """Whether components may have been released and were lost in a crash: a second release is not paid for."""
+        return self.plan.before is not None and self.steps_taken > 0 and components_of(self.model) is not None
 
     def _drawn(self, size: int) -> Indices:
         """The units of the step just booked."""

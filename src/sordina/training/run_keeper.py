@@ -266,6 +266,14 @@ class RunKeeper:
     def _refuse_untrained(self, folder: RunFolder) -> None:
         """All is spent and nothing was learnt: no model is given out at full price without a word."""
         private = self.private
+        if private.components_lost and not folder.finished:
+            why = (
+                f"the run in {folder.path} was interrupted while it found the principal components of its inputs: they "
+                "may have been seen, and a second release is not paid for. Begin a new run in another folder."
+            )
+            settle_once(self.reservation, private.plan.event())
+            folder.close_failed(why)
+            raise TrainingFailed(why)
         if folder.finished or private.trained_steps or private.steps_taken < private.plan.steps:
             return
         why = (
@@ -294,6 +302,11 @@ class RunKeeper:
         if due:
             self._save(self.folder)
             self._cost = time.perf_counter() - now
+
+    def save(self) -> None:
+        """Save a checkpoint now, where there is a folder."""
+        if self.folder is not None:
+            self._save(self.folder)
 
     def _save(self, folder: RunFolder) -> None:
         folder.write(CHECKPOINT, lambda file: checkpoint.save(self.private, folder.run_id, file))

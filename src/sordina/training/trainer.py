@@ -34,6 +34,7 @@ from sordina.training.augmentation import Augmentation
 from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
+from sordina.training.components import components_event
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
 from sordina.training.losses import FailingRows, Loss, check_takes, evaluate, per_sample
@@ -181,8 +182,9 @@ def make_private(
     )
     unit = Unit.RECORD if users is None else Unit.USER
     plan = make_plan(
-        budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier, noise=noise
-    )
+        budget, sampler, steps, unit=unit, accountant=accountant, noise_multiplier=noise_multiplier, noise=noise,
+        before=components_event(model, budget, sampler.adjacency, users=users is not None),
+    )  # fmt: skip
     if rows is not data:  # who gives `Rows` has looked through them
         rows.check_alike()
     private = Private(
@@ -403,6 +405,7 @@ class Trainer:
         plan = make_plan(
             self.budget, sampler, steps, accountant=self.accountant, noise_multiplier=self.noise_multiplier,
             noise=self.noise,
+            before=components_event(self.model, self.budget, sampler.adjacency, users=self.users is not None),
         )  # fmt: skip
         return plan_report(plan, self._weights(), units)
 

@@ -15,7 +15,7 @@ from sordina.accounting.calibration import METHODS, search_noise
 from sordina.accounting.stopping import draw_runs
 from sordina.errors import InvalidInput, Unsupported
 from sordina.mechanisms.correlated import CorrelatedNoise
-from sordina.plan import charged
+from sordina.plan import charged, with_before
 from sordina.privacy import Adjacency, Budget, Unit
 from sordina.run_folder import RunFolder, read_json
 from sordina.sampling import Sampler
@@ -46,10 +46,12 @@ class TrainingSchedule:
     steps: int
     unit: Unit = Unit.RECORD
     noise: CorrelatedNoise | None = None
+    before: Event | None = None
 
     def event(self, noise_multiplier: float) -> Event:
         """The whole run, at this noise."""
-        return Repeated(*charged(self.sampler, self.noise, noise_multiplier, self.steps, self.steps))
+        steps = Repeated(*charged(self.sampler, self.noise, noise_multiplier, self.steps, self.steps))
+        return with_before(self.before, steps)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from sordina.privacy import Budget, Unit, check_seed, format_up
 from sordina.run_folder import RunFolder, read_json
 from sordina.training import Trainer, evaluate
 from sordina.training.batches import as_rows
+from sordina.training.components import components_event, components_of
 from sordina.training.losses import check_takes
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 from sordina.training.trainer import make_schedule
@@ -325,7 +326,14 @@ class Search:
             units, batch_size=one.batch_size, epochs=one.epochs, steps=one.steps,
             sampling=one.sampling, population=one.population, noise=one.noise,
         )  # fmt: skip
-        return TrainingSchedule(sampler, steps, Unit.RECORD if one.users is None else Unit.USER, one.noise)
+        layer = components_of(one.model)
+        if layer is not None and layer.noise_multiplier is None:
+            raise InvalidInput(
+                "in a search every run pays for its principal components: state PCAInputs(noise_multiplier=...)."
+            )
+        before = components_event(one.model, self.budget, sampler.adjacency, users=one.users is not None)
+        unit = Unit.RECORD if one.users is None else Unit.USER
+        return TrainingSchedule(sampler, steps, unit, one.noise, before)
 
     def _settings(self, selection: Selection, size: int) -> dict[str, Any]:
         """All that decides what the search does: compared when it is resumed."""
