@@ -43,6 +43,9 @@ new parts at the next multiple of P; the steps up to there are charged and left 
 column is as it was or shorter, no two columns share more rows than before, and the blocks of theorem 1 are as
 many as before. So the price stays the same.
 
+**Groups.** The theorems speak of one unit. Of a group whose members are in several parts the columns overlap, and
+`accounting.group` of a Poisson-sampled event is not proved for them: multiply the guarantee of one unit out.
+
 **Floating point.** Step t adds one Gaussian of the exact law of `sordina.random.noise` to ``x_t - nu sum_k (c_k / c_0)
 n_(t-k)``, n being the noise of earlier steps as the difference of what was released and what was summed, in double
 precision. So the mean of a release is, up to 2^-53, the row of C x above and a function of what was released. (To

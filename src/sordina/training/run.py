@@ -48,6 +48,10 @@ CAVEATS = (
     "Clipped gradients are added up in floating point; noise of an exactly known law then covers their sum over the "
     "reals, not the rounding of that sum.",
 )
+CORRELATED = (
+    "Noise is correlated over the steps. For a group of people multiply the guarantee of one out (Guarantee.group): the "
+    "accountants' sharper figures for groups are proved for independent noise."
+)
 OWN_LOOP = (
     "The losses came from a loop of the user's own. What the model does was tested; that nothing else in the loop "
     "makes the loss of a sample depend on others (mixup, standardising a batch, weights or averages taken over it, its "
@@ -159,6 +163,8 @@ class Run:
             found.append(self.warning)
         if any(KEY in entry for entry in self.history):
             found.append(CAVEAT)
+        if self.plan.noise is not None:
+            found.append(CORRELATED)
         if self.own_loop:
             found.append(OWN_LOOP)
         if self.public_buffers:
