@@ -49,8 +49,8 @@ CAVEATS = (
     "reals, not the rounding of that sum.",
 )
 CORRELATED = (
-    "Noise is correlated over the steps. For a group of people multiply the guarantee of one out (Guarantee.group): the "
-    "accountants' sharper figures for groups are proved for independent noise."
+    "Noise is correlated over the steps. For a group of people, multiply the guarantee of one out (Guarantee.group): "
+    "sharper figures of accountants for groups are proved for independent noise."
 )
 OWN_LOOP = (
     "The losses came from a loop of the user's own. What the model does was tested; that nothing else in the loop "
