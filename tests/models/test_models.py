@@ -19,6 +19,7 @@ NETWORKS = [
     ("digits-cnn", {}, 6_090, SMALL_IMAGE, (10,)),
     ("digits-cnn-ws", {}, 6_186, SMALL_IMAGE, (10,)),
     ("mlp", {}, 2_410, SMALL_IMAGE, (10,)),
+    ("pca-mlp", {}, 61_250, IMAGE, (10,)),
     ("adult-mlp", {"dropout": 0.5}, 131 * 64 + 64 + 130, (131,), (2,)),
     ("ag-news", {"inputs": 750}, 113_156, (750,), (4,)),
     ("ag-news", {}, 209_156, (1500,), (4,)),
