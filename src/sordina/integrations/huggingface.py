@@ -51,6 +51,7 @@ from sordina.integrations.text_losses import base_of, loss_for, losses_of_batch
 from sordina.privacy import Budget, Guarantee
 from sordina.run_folder import INNER, FolderState, state_of
 from sordina.sampling import Users
+from sordina.training.batches import as_rows
 from sordina.training.callbacks import StopTraining
 from sordina.training.loop import Private
 from sordina.training.losses import FailingRows
@@ -269,10 +270,12 @@ class PrivateTrainer(transformers.Trainer):
         self._widths = WidthCheck(model, self._losses, self.data_collator, device, limits.length)
         if math.isfinite(self.budget.epsilon):
             self._widths.rehearse(items[0], limits)
+        texts = as_rows(items, collator)  # together whatever their lengths: WidthCheck looks whether that matters
+        texts.check_alike()
         private = make_private(
-            model, optimizer, items, budget=self.budget, batch_size=batch_size_of(args), epochs=args.num_train_epochs,
+            model, optimizer, texts, budget=self.budget, batch_size=batch_size_of(args), epochs=args.num_train_epochs,
             steps=args.max_steps if args.max_steps > 0 else None, clipping=self.clipping, users=self.users,
-            microbatch=args.per_device_train_batch_size, collate_fn=collator, **self.sampling,
+            microbatch=args.per_device_train_batch_size, **self.sampling,
         )  # fmt: skip
         known = all(_from_libraries(each) for each in (self.data_collator, self.loss) if each is not None)
         private.own_loop = not known
@@ -437,6 +440,7 @@ class PrivateTrainer(transformers.Trainer):
             })  # fmt: skip
         if self.control.should_save:
             self.control.should_save = False
+            private.check_untrained()
             self._save_checkpoint(self.model, None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -15,6 +17,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sordina.errors import InvalidInput
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.removal import RemovalSchedule
+from sordina.gradients.structure import Mixing
 from sordina.sampling import PADDING, Indices
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -23,11 +27,17 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """A data set whose rows can be taken by index: a TensorDataset, a tuple of tensors, or any map-style Dataset."""
+    """A data set whose rows can be taken by index: a TensorDataset, a tuple of tensors, or any map-style Dataset.
+
+    A function that pads items to the longest of their batch lets one long item change what all others are, and a model
+    that does not mask the padding then has no bound per item. With ``by_size`` such items never meet: units whose own
+    batches have the same sizes are put together, all others run apart.
+    """
 
     source: Any
     size: int
     collate: Collate = default_collate
+    by_size: bool = False
 
     def take(self, indices: Indices) -> Any:
         """The rows at ``indices``, collated."""
@@ -54,12 +64,15 @@ class Rows:
         part = piece.only(np.array([items[int(row)] is not None for row in piece.rows]))
         if part is None:
             return []
-        for parts in ([part], part.units()):
-            batches = [(each, self._batch(each, items)) for each in parts]
-            taken = [(each, batch) for each, batch in batches if batch is not None]
-            if taken:
-                return [(replace(each, last=each.last and each is taken[-1][0]), batch) for each, batch in taken]
-        return []
+        taken: list[tuple[MicroBatch, Any]] = []
+        for group in self._of_one_size(part, items):
+            for parts in ([group], group.units()):
+                batches = [(each, self._batch(each, items)) for each in parts]
+                found = [(each, batch) for each, batch in batches if batch is not None]
+                if found:
+                    taken += found
+                    break
+        return [(replace(each, last=each.last and each is taken[-1][0]), batch) for each, batch in taken]
 
     def take_or_refuse(self, indices: Sequence[int]) -> Any:
         """As `take`, for who looks through a map-style data set: an item that does not fit is refused by its number.
@@ -132,12 +145,63 @@ class Rows:
 
     def _batch(self, piece: MicroBatch, items: Mapping[int, tuple[Any] | None]) -> Any:
         """The items of ``piece`` together, None if they do not go together."""
+        given = [item[0] for item in (items[int(row)] for row in piece.rows) if item is not None]
         try:
-            given = [item for item in (items[int(row)] for row in piece.rows) if item is not None]
-            batch = self.collate([_copy(item[0]) for item in given])
-            return batch if self._shape(batch) == self._form[1] else None
+            batch = self.collate([_copy(item) for item in given])
+            if self._shape(batch) != self._form[1] or not self._unwidened(piece, given, batch):
+                return None
         except Exception:
             return None
+        if self.by_size and self._schedule.due():
+            self._refuse_company(given, batch)
+        return batch
+
+    def _of_one_size(self, piece: MicroBatch, items: Mapping[int, tuple[Any] | None]) -> list[MicroBatch]:
+        """The units of ``piece``, those together whose own batches have the same sizes."""
+        if not self.by_size:
+            return [piece]
+        groups: dict[Any, list[MicroBatch]] = {}
+        for unit in piece.units():
+            given = [item[0] for item in (items[int(row)] for row in unit.rows) if item is not None]
+            try:
+                key = repr(_sizes(self.collate([_copy(item) for item in given]), len(given)))
+            except Exception:
+                key = ""
+            groups.setdefault(key, []).append(unit)
+        return [_joined(group) for group in groups.values()]
+
+    def _unwidened(self, piece: MicroBatch, given: list[Any], batch: Any) -> bool:
+        """Whether a unit of ``piece`` looks in ``batch`` as in a batch of its own; the units are of one size."""
+        if not self.by_size or len(given) == piece.rows_per_unit:
+            return True
+        own = self.collate([_copy(item) for item in given[: piece.rows_per_unit]])
+        return _sizes(own, piece.rows_per_unit) == _sizes(batch, len(given))
+
+    @cached_property
+    def _schedule(self) -> RemovalSchedule:
+        return RemovalSchedule()
+
+    def _refuse_company(self, given: list[Any], batch: Any) -> None:
+        """Refuse a function by whose word an item's row depends on the other items; one with chance is not looked at.
+
+        Args:
+            given: The items of a batch.
+            batch: What the function made of them.
+        """
+        place = random.SystemRandom().randrange(len(given))
+        try:
+            with _chance_aside():
+                own, again = (self.collate([_copy(given[place])]) for _ in range(2))
+            pairs = list(zip(tensors_in([batch]), tensors_in([own]), strict=True))
+            random_too = not all(map(_equal, tensors_in([own]), tensors_in([again])))
+        except Exception:
+            return
+        rows = [(one[place], two[0]) for one, two in pairs if one.shape[:1] == (len(given),) and len(two) == 1]
+        if not random_too and not all(_equal(one, two) for one, two in rows if one.shape == two.shape):
+            raise Mixing(
+                "samples mix: collate_fn makes another row of an item when other items are with it, so no per-sample "
+                "bound exists, and none holds for the steps since this began. Let it treat every item by itself."
+            )
 
     @property
     def _by_torch(self) -> bool:
@@ -160,6 +224,40 @@ class Rows:
         parts = [self._shape(value) for value in batch]
         one_per_row = not self._by_torch and all(part == parts[0] for part in parts)
         return parts[:1] if one_per_row else parts
+
+
+def _joined(units: list[MicroBatch]) -> MicroBatch:
+    """Units as one piece."""
+    weights = [unit.weights for unit in units if unit.weights is not None]
+    rows = np.concatenate([unit.rows for unit in units])
+    return replace(units[0], rows=rows, weights=torch.cat(weights) if weights else None)
+
+
+def _sizes(batch: Any, rows: int) -> list[tuple[int, ...]]:
+    """The sizes of the tensors in a batch but for the number of its rows, whichever dimension that is."""
+    found = []
+    for tensor in tensors_in([batch]):
+        sizes = list(tensor.shape)
+        if rows in sizes:
+            sizes.remove(rows)
+        found.append(tuple(sizes))
+    return found
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(two)))
+
+
+@contextmanager
+def _chance_aside() -> Iterator[None]:
+    """What is drawn in here changes nothing that is drawn later."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
 
 
 def blank_batch(rows: Rows) -> tuple[Any, int]:
@@ -194,13 +292,14 @@ def _kind(item: Any) -> Any:
     return type(item)
 
 
-def as_rows(data: Any, collate_fn: Collate | None = None) -> Rows:
+def as_rows(data: Any, collate_fn: Collate | None = None, *, by_size: bool = False) -> Rows:
     """``data`` as `Rows`; refuses what cannot be sampled by index.
 
     Args:
         data: A TensorDataset, a tuple of tensors, a map-style Dataset, or `Rows` already.
         collate_fn: What makes a batch of a list of the data set's items, as in `torch.utils.data.DataLoader`: to pad
             sequences of different lengths. It must treat every item alike, whatever the others are.
+        by_size: Whether items that ``collate_fn`` makes of different sizes run apart (`Rows`).
     """
     if isinstance(data, Rows):
         return data
@@ -215,7 +314,7 @@ def as_rows(data: Any, collate_fn: Collate | None = None) -> Rows:
             raise InvalidInput(f"the tensors of a data set must have equally many rows, got {sorted(sizes)}.")
         return Rows(tensors, sizes.pop())
     if isinstance(data, Dataset) and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return Rows(data, len(data), collate_fn or default_collate)
+        return Rows(data, len(data), collate_fn or default_collate, by_size and collate_fn is not None)
     raise InvalidInput(
         f"cannot sample from a {type(data).__name__}: give a TensorDataset, a tuple of tensors (inputs, targets) or a "
         "map-style Dataset. A DataLoader draws its own batches, which would void the guarantee: give its .dataset."

@@ -72,6 +72,7 @@ def restore(private: Private, run_id: str, content: bytes, claimed: int) -> None
     if state["format"] != _FORMAT or state["run"] != run_id:
         raise InvalidInput("the checkpoint belongs to another run, or to another version of Sordina.")
     private.model.load_state_dict(state["model"])
+    private.check_untrained(restored=True)
     private.optimizer.load_state_dict(state["optimizer"])
     private.private_step.states = list(state["policies"])
     private.rate_state = state["rate"]

@@ -35,7 +35,7 @@ from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.components import components_of, find_components
 from sordina.training.learning_rates import Rate, Start, typical_size
-from sordina.training.run import Run, raw_statistics, weights_digest
+from sordina.training.run import Run, UntrainedState, raw_statistics, weights_digest
 
 if TYPE_CHECKING:
     from sordina.training.run_keeper import RunKeeper
@@ -193,6 +193,7 @@ class Private:
         """Steps on the account; steps whose result is in the weights; steps paid for whose result a crash took."""
         self.clipping = policy_facts(clipping)
         self.public_buffers = tuple(public_buffers)
+        self._untrained = UntrainedState(model, self.public_buffers) if plan.private else None
         self.own_loop = True
         self.history: list[dict[str, Any]] = []
         self.on_step: Callable[[], None] | None = None
@@ -480,12 +481,24 @@ class Private:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def check_untrained(self, *, restored: bool = False) -> None:
+        """Refuse to save a model in which anything but trained parameters has changed (`UntrainedState`).
+
+        Args:
+            restored: The state was just read from a checkpoint, where it was checked: it is the one to compare with.
+        """
+        if self._untrained is not None and restored:
+            self._untrained = UntrainedState(self.model, self.public_buffers)
+        elif self._untrained is not None:
+            self._untrained.check(self.model)
+
     def finish(self) -> Run:
         """End the run and say what it cost: the whole plan. Saves and settles where a folder and a ledger were given.
 
         May be called again: a run ends once.
         """
         if self._run is None:
+            self.check_untrained()
             self.book(self.plan.steps)
             if self.average is not None:
                 self.average.adopt()

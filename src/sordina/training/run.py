@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import sordina
 from sordina.accounting import Account, Event, to_dict
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, Unsupported
 from sordina.plan import Plan, event_of, spent
 from sordina.privacy import Guarantee, delta_warning
 from sordina.privacy_claim import PrivacyClaim
@@ -237,9 +238,63 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(f"{name} ".encode())
+            digest.update(_content(value))
     return digest.hexdigest()
+
+
+def _content(value: Tensor) -> bytes:
+    """A SHA-256 of a tensor's type, shape and values."""
+    digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+    digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+class UntrainedState:
+    """What a model's ``state_dict`` holds besides trained parameters; it is saved with them, so a run may not write it.
+
+    However a forward pass writes into it (a buffer by way of ``.data``, a buffer that is registered later, a module's
+    ``get_extra_state``, a frozen weight), the raw data in it would leave with the model. So what is there when a
+    run begins is there, bit for bit, whenever something is saved.
+
+    Args:
+        model: As the run begins.
+        public: Names of buffers that may change, because they hold nothing of the data.
+    """
+
+    def __init__(self, model: nn.Module, public: Collection[str] = ()) -> None:
+        self._public = frozenset(public)
+        self._before = self._contents(model)
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model whose untrained state is another than at the beginning.
+
+        Args:
+            model: About to be saved.
+        """
+        now = self._contents(model)
+        for name in sorted(now.keys() | self._before.keys()):
+            if now.get(name) != self._before.get(name):
+                raise Unsupported(
+                    f"{name!r} in the model's state_dict has changed in training although it is not trained: it would "
+                    "be saved, and may hold raw data. Nothing more was saved. Remove what writes it, or, if it does "
+                    "not depend on the data (a count of steps), name it in public_buffers=."
+                )
+
+    def _contents(self, model: nn.Module) -> dict[str, bytes]:
+        trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+        left_out = trained | self._public
+        return {name: _digest(value) for name, value in model.state_dict().items() if name not in left_out}
+
+
+def _digest(value: Any) -> bytes:
+    """Of anything that can stand in a ``state_dict``; what cannot be written down has a new one every time."""
+    if isinstance(value, Tensor):
+        return _content(value)
+    try:
+        return hashlib.sha256(pickle.dumps(value)).digest()
+    except Exception:
+        return repr(value).encode()
 
 
 def versions() -> dict[str, str]:

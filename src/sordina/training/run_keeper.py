@@ -251,6 +251,7 @@ class RunKeeper:
             self.private.model.load_state_dict(checkpoint.read_tensors(folder.read(MODEL)) or {})
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"{folder.path / MODEL} does not hold the weights of this model.") from error
+        self.private.check_untrained(restored=True)
         self.private.earlier.forget()
         self.private.book(int(facts["steps"]))
         self.private.lost_steps = int(facts.get("lost_steps", 0))
@@ -309,6 +310,7 @@ class RunKeeper:
             self._save(self.folder)
 
     def _save(self, folder: RunFolder) -> None:
+        self.private.check_untrained()
         folder.write(CHECKPOINT, lambda file: checkpoint.save(self.private, folder.run_id, file))
         self._saved = self.private.steps_taken
 

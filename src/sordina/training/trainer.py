@@ -166,14 +166,16 @@ def make_private(
         ledger: Where the whole price is reserved before the first batch is drawn, and settled by ``finish``.
         dataset_budget: The ledger's data set to book on.
         checkpoint_every: Steps between checkpoints; left out, as often as is cheap.
-        collate_fn: What makes a batch of a list of items, for data sets of items of different sizes.
+        collate_fn: What makes a batch of a list of items, for data sets of items of different sizes. Items run together
+            where it makes them of one size, as micro-batches of one step, so that no item is padded for another's
+            sake; pad to a multiple of a public number, say 16, and there are few of them.
     """
     for name, rule in (("clipping", clipping), ("learning_rate", learning_rate)):
         if not (rule is None or isinstance(rule, PerLayer) or callable(getattr(rule, "init", None))):
             raise InvalidInput(
                 f"{name} is a rule of sordina.clipping or sordina.training, got a {type(rule).__name__}."
             )
-    rows = as_rows(data, collate_fn)
+    rows = as_rows(data, collate_fn, by_size=True)
     units = len(users) if users is not None else rows.size
     if not units:
         raise InvalidInput("the data are empty: there is nobody to train on.")

@@ -1,0 +1,148 @@
+"""A function that pads to the longest item of a batch: one long record may not change what the others are."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+import sordina as sd
+from sordina import private_step
+from sordina.clipping import Fixed
+from sordina.gradients.structure import Mixing
+
+THRESHOLD = 0.1
+
+
+class Items(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def padded(items):
+    return pad_sequence([x for x, _ in items], batch_first=True), torch.stack([y for _, y in items])
+
+
+def by_time(items):
+    return pad_sequence([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+class Mean(nn.Module):
+    """The mean over time, of padding too."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.head, self.time = nn.Linear(4, 8), nn.Linear(8, 3), 1 if batch_first else 0
+
+    def forward(self, x):
+        return self.head(torch.relu(self.first(x)).mean(self.time))
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer, which has read the padding."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.head = nn.LSTM(4, 8, batch_first=batch_first), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.first(x)[0][:, -1])
+
+
+def items(count=24, long=30):
+    g = torch.Generator().manual_seed(0)
+    one = (torch.randn(5, 4, generator=g), torch.tensor(0))
+    return [*[one] * count, (torch.randn(long, 4, generator=g), torch.tensor(1))]
+
+
+def train(model, private):
+    for x, y in private:
+        private.step(F.cross_entropy(model(x), y, reduction="none"))
+
+
+def total(monkeypatch, model, data, **options):
+    """The clipped sum of a step in which everybody is drawn, without noise."""
+    found = []
+
+    def keep(vector, *_):
+        if vector.dim():
+            found.append(vector.detach().clone())
+        return vector
+
+    monkeypatch.setattr(private_step, "add_noise", keep)
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data, budget=sd.Budget(3, 1e-5),
+        clipping=Fixed(THRESHOLD), seed=1, steps=1, **{"batch_size": len(data), "collate_fn": padded, **options},
+    )  # fmt: skip
+    train(model, private)
+    assert private.steps_taken == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(("make", "collate"), [(Mean, padded), (Last, padded), (lambda: Mean(False), by_time)])
+def test_a_long_record_moves_the_sum_by_one_threshold(monkeypatch, make, collate):
+    everybody = items()
+    with_it, without = (
+        total(monkeypatch, make(), Items(data), collate_fn=collate) for data in (everybody, everybody[:-1])
+    )
+    assert 0.5 < float((with_it - without).norm()) / THRESHOLD < 1 + 1e-5
+
+
+def test_a_user_with_a_long_row_moves_it_by_one_too(monkeypatch):
+    everybody = items(23)
+    owners = [row // 2 for row in range(24)]
+    with_them, without = (
+        total(monkeypatch, Mean(), Items(data), users=sd.sampling.Users(own, rows_per_user=2), batch_size=len(own) // 2)
+        for data, own in ((everybody, owners), (everybody[:-2], owners[:-2]))
+    )
+    assert 0.5 < float((with_them - without).norm()) / THRESHOLD < 1 + 1e-5
+
+
+def test_items_of_one_size_run_together():
+    data, seen = Items([(torch.randn(n % 3 + 4, 4), torch.tensor(n % 2)) for n in range(24)]), []
+    model = Mean()
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data, budget=sd.Budget(3, 1e-5), batch_size=24, steps=1,
+        collate_fn=padded,
+    )  # fmt: skip
+    for x, y in private:
+        seen.append(tuple(x.shape))
+        private.step(F.cross_entropy(model(x), y, reduction="none"))
+    assert sorted(width for _, width, _ in seen) == [4, 5, 6]
+
+
+def test_a_function_that_standardises_the_batch_is_refused():
+    def standardised(given):
+        x, y = padded(given)
+        return (x - x.mean(0)) / (x.std(0, correction=0) + 1), y
+
+    data, model = Items([(torch.randn(5, 4), torch.tensor(n % 2)) for n in range(24)]), Mean()
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data, budget=sd.Budget(3, 1e-5), batch_size=24, steps=40,
+        collate_fn=standardised,
+    )  # fmt: skip
+    with pytest.raises(Mixing, match="collate_fn"):
+        train(model, private)
+
+
+def test_a_function_with_chance_is_taken():
+    def noisy(given):
+        x, y = padded(given)
+        return x + 0.1 * torch.randn_like(x), y
+
+    data, model = Items([(torch.randn(5, 4), torch.tensor(n % 2)) for n in range(24)]), Mean()
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), 0.1), data, budget=sd.Budget(3, 1e-5), batch_size=24, steps=30,
+        collate_fn=noisy,
+    )  # fmt: skip
+    train(model, private)
+    assert private.steps_taken == 30

@@ -1,0 +1,130 @@
+"""What is saved beside trained weights holds nothing of the data, however a forward pass writes it."""
+
+import pytest
+import torch
+from torch import nn
+
+import sordina as sd
+from sordina.errors import Unsupported
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 3), 0
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        self.look(x)
+        return self.layer(x)
+
+    def look(self, x):
+        pass
+
+
+class Extra(Base):
+    """Saves what it saw last by PyTorch's own way to save more than tensors."""
+
+    seen = None
+
+    def look(self, x):
+        self.seen = x.detach().clone()
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+class Late(Base):
+    """A buffer that comes in a later step."""
+
+    def look(self, x):
+        self.calls += self.training
+        if self.calls == 12:
+            self.register_buffer("kept", x.detach().clone())
+
+
+class ByData(Base):
+    """A buffer written past autograd's notice, in batches larger than those it was studied on."""
+
+    def look(self, x):
+        if len(x) > 40:
+            self.mean.data.copy_(x.detach().mean(0))
+
+
+def fitted(model, folder=None, **options):
+    x, y = torch.randn(200, 6), torch.randint(0, 3, (200,))
+    trainer = sd.Trainer(
+        model, nn.functional.cross_entropy, sd.Budget(3, 1e-5), batch_size=64, steps=30, tensorboard=False,
+        folder=folder, clipping=sd.clipping.Fixed(1.0), **options,
+    )  # fmt: skip
+    return trainer.fit((x, y))
+
+
+@pytest.mark.parametrize("kind", [Extra, Late, ByData])
+@pytest.mark.parametrize("kept", [True, False])
+def test_raw_data_in_a_state_dict_are_refused(tmp_path, kind, kept):
+    with pytest.raises(Unsupported, match="public_buffers="):
+        fitted(kind(), tmp_path / "run" if kept else None, checkpoint_every=10 if kept else None)
+    assert not (tmp_path / "run" / "model.pt").exists()
+    for path in (tmp_path / "run").glob("checkpoint*"):
+        state = torch.load(path, weights_only=False)["model"]
+        assert "kept" not in state
+        assert not state["mean"].any()
+        assert (state.get("_extra_state") or {"seen": None})["seen"] is None
+
+
+def test_what_is_declared_public_may_change(tmp_path):
+    class Counts(Base):
+        def look(self, x):
+            self.mean.data += self.training
+
+    run = fitted(Counts(), tmp_path / "run", public_buffers=["mean"])
+    assert any("mean" in caveat for caveat in run.caveats)
+
+
+def test_a_frozen_weight_written_in_training_is_refused():
+    class Frozen(Base):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Parameter(torch.zeros(6), requires_grad=False)
+
+        def look(self, x):
+            if len(x) > 40:
+                self.frozen.data.copy_(x.detach().mean(0))
+
+    with pytest.raises(Unsupported, match="frozen"):
+        fitted(Frozen())
+
+
+def test_other_first_buffers_do_not_stop_a_resumed_run(tmp_path):
+    """Random features are drawn anew when a model is built again; the checkpoint's are the run's."""
+
+    class Features(Base):
+        def __init__(self):
+            super().__init__()
+            self.mean.normal_()
+
+    class Stop:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def report(self, entry):
+            if entry["step"] >= 15:
+                raise KeyboardInterrupt
+
+    model = Features()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model, tmp_path / "run", checkpoint_every=10, callbacks=[Stop()])
+    again = Features()
+    x, y = torch.randn(200, 6), torch.randint(0, 3, (200,))
+    sd.Trainer(
+        again, nn.functional.cross_entropy, sd.Budget(3, 1e-5), batch_size=64, steps=30, tensorboard=False,
+        folder=tmp_path / "run", clipping=sd.clipping.Fixed(1.0), checkpoint_every=10,
+    ).fit((x, y), resume=True)  # fmt: skip
+    assert torch.equal(again.mean, model.mean)
