@@ -46,3 +46,20 @@ def test_the_short_form_is_green_and_resumes(tmp_path, monkeypatch):
     assert {value.note for value in found.values} == {"green"}, json.dumps([value.note for value in found.values])
     monkeypatch.setattr(robustness, "trained", None)
     assert robustness.robustness(job).values == found.values
+
+
+def test_a_new_default_is_trained_again_and_the_grid_is_not(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(source, cell, seed, setting):
+        asked.append(setting)
+        return [0.9, 0.2]
+
+    monkeypatch.setattr(robustness, "trained", trained)
+    job = Job(load("robustness"), "smoke", tmp_path)
+    robustness.robustness(job)
+    assert None in asked
+    asked.clear()
+    monkeypatch.setattr(robustness, "rule", lambda: "another")
+    robustness.robustness(job)
+    assert set(asked) == {None}

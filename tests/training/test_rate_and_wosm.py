@@ -231,6 +231,14 @@ def test_the_weights_of_a_network_are_not_swamped_by_noise():
     assert first_rate(0.5, weight=0.02, matrices=1) == first_rate(0.5, matrices=1)
 
 
+@pytest.mark.parametrize(("noise", "sizes"), [(0.12, 2.0), (0.06, 2.0), (0.015, 1.0), (0.003, 0.7), (3e-5, 0.7)])
+def test_a_run_that_gets_far_anyway_lets_noise_move_its_weights_less(noise, sizes):
+    """Nothing but noise is seen in a step; the noise of 900 steps is that part of what gradients could add up to."""
+    rule, weight = AutomaticRate(), 1e-4
+    state = rule.adapt(rule.init(Start(900, 0.1, 400, weight)), torch.full((400,), noise), noise, ReleasedNorm(2, True))
+    assert rule.learning_rate(state, 0.1) * noise * 30 == pytest.approx(sizes * weight)
+
+
 def test_the_first_step_does_not_depend_on_the_scale_of_the_inputs():
     """Inputs a thousand times as large: gradients too, and the weights that are sought a thousand times smaller."""
     for noise in (1e-4, 0.4):

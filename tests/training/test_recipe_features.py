@@ -13,7 +13,8 @@ from sordina import datasets
 from sordina.cli.main import app
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
-from sordina.training.recipe import TrainingRecipe
+from sordina.training import recipe as recipe_module
+from sordina.training.recipe import TrainingRecipe, kept_features
 
 
 def images(name, **options):
@@ -114,3 +115,28 @@ def test_momentum_is_not_put_together_with_the_automatic_rate():
     trainer = TrainingRecipe("digits", optimizer="momentum", batch_size=200, epochs=1, seed=0).trainer(data)
     with pytest.raises(InvalidInput, match="learning rate of your own"):
         trainer.fit(data.train)
+
+
+def test_features_are_computed_once_for_the_same_images_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(recipe_module, "_MANY", 5)
+    counted = []
+
+    def features(some, *, without):
+        counted.append(len(some))
+        return some.flatten(1) + without
+
+    monkeypatch.setattr(recipe_module, "scattering_features", features)
+    some, usual = torch.rand(6, 1, 2, 2), torch.ones(4)
+    first = kept_features(some, usual)
+    assert torch.equal(kept_features(some, usual), first)
+    assert counted == [6]
+    other = some.clone()
+    other[3, 0, 0, 0] += 1
+    assert torch.equal(kept_features(other, usual), other.flatten(1) + usual)
+    assert torch.equal(kept_features(some, 2 * usual), some.flatten(1) + 2)
+    assert counted == [6, 6, 6]
+    for file in (tmp_path / "sordina" / "features").iterdir():
+        assert file.stat().st_mode & 0o077 == 0
+        file.write_bytes(b"torn")
+    assert torch.equal(kept_features(some, usual), first)

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
 
+VERSION = "scattering 1"
+"""To be raised with every change of the features: caches are named by it."""
 _WIDTH, _FREQUENCY, _TURNS = 0.8, 3 * math.pi / 4, 2
 
 

@@ -9,17 +9,19 @@ every setting of a small grid of Fixed runs are trained from the same seeds. A c
 - is worse than the same cell at a smaller epsilon, beyond two standard errors of the difference;
 - diverged: a score that is no number.
 
-Finished cells are files in the experiment's folder, so that a matrix can be computed over days, in parts.
+Finished runs are files in the experiment's folder, so that a matrix can be computed over days, in parts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from sordina import datasets, private_files
-from sordina.clipping import Fixed
+from sordina.clipping import Fixed, TypicalNorm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.privacy import Budget
 from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
-from sordina.training import Trainer, evaluate
+from sordina.training import AutomaticRate, Trainer, evaluate
 
 Rows = tuple[Tensor, Tensor]
 _TEST = 3000
@@ -232,26 +234,36 @@ class CellResult:
         return found
 
 
-def measured(job: Job, source: Source, cell: Cell) -> CellResult:
-    """The cell's runs, from its file if they were done before."""
-    given = job.settings
-    facts = {"cell": cell.__dict__, "seeds": given["seeds"], "grid": given["grid"]}
+def rule() -> str:
+    """A hash of the default's own files: runs of an earlier default are not taken for runs of this one."""
+    files = [Path(inspect.getfile(part)) for part in (TypicalNorm, AutomaticRate)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def kept(job: Job, facts: dict[str, Any], runs: Callable[[], list[list[float]]]) -> list[list[float]]:
+    """The runs that ``facts`` describe, from their file if they were done before."""
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     file = job.folder / "cells" / f"{name}.json"
     if file.exists():
-        kept = json.loads(private_files.read(file))
-        return CellResult(cell, kept["default"], kept["fixed"], kept["constant"])
-    seeds = range(given["seeds"])
-    default = [trained(source, cell, seed, None) for seed in seeds]
-    fixed = {
-        f"C {threshold:g}, step {length:g}": [trained(source, cell, seed, (threshold, length)) for seed in seeds]
-        for threshold, length in given["grid"]
-    }
-    result = CellResult(cell, default, fixed, constant(source))
+        found: list[list[float]] = json.loads(private_files.read(file))["runs"]
+        return found
+    done = runs()
     file.parent.mkdir(parents=True, exist_ok=True)
-    kept = facts | {"default": default, "fixed": fixed, "constant": result.constant}
-    private_files.write(file, json.dumps(kept).encode())
-    return result
+    private_files.write(file, json.dumps(facts | {"runs": done}).encode())
+    return done
+
+
+def measured(job: Job, source: Source, cell: Cell) -> CellResult:
+    """The cell's runs; those of a setting are kept by themselves, so that a new default leaves the grid alone."""
+    given = job.settings
+    facts = {"cell": cell.__dict__, "seeds": given["seeds"]}
+
+    def of(setting: tuple[float, float] | None) -> list[list[float]]:
+        what = {"rule": rule()} if setting is None else {"setting": setting}
+        return kept(job, facts | what, lambda: [trained(source, cell, seed, setting) for seed in range(given["seeds"])])
+
+    fixed = {f"C {threshold:g}, step {length:g}": of((threshold, length)) for threshold, length in given["grid"]}
+    return CellResult(cell, of(None), fixed, constant(source))
 
 
 def robustness(job: Job) -> ExperimentFindings:

@@ -238,9 +238,11 @@ _CERTAIN = 2.0
 """So many standard deviations of the noise's squared norm are in doubt: signal if that shortens steps, else noise."""
 _CONVEX = 2.0
 _HOPEFUL = 20.0
-_STRONG, _CLEAR, _LONGER = 60.0, 0.05, 4.0
-_SWAMPED = 2.0
-"""In a network the noise of a run moves a weight by at most this many times the size of first weights."""
+_STRONG, _CLEAR, _LONGER = 60.0, 0.0125, 4.0
+_SWAMPED, _AMPLE, _CALM = 2.0, 1000.0, 0.35
+"""In a network the noise of a run moves a weight by at most ``_SWAMPED`` times the size of first weights; by less, down
+to the part ``_CALM`` of it, where gradients that agree would stand out of the whole noise more than ``_AMPLE`` times:
+such a run gets far enough with shorter steps."""
 _RELATIVE = 0.1
 """Where no typical norm is known, what is surely signal may move all weights by this part of their length at first."""
 
@@ -298,9 +300,10 @@ class AutomaticRate(DistanceRate):
         doubt = _CERTAIN * math.sqrt(2 * weights / (past + 1))
         signal = math.sqrt(max(recent, doubt, 1.0))
         largest = max(state.largest, signal)
-        walk = state.convex * self.walk / typical.norm * min(1.0, root * typical.norm / noise / _HOPEFUL)
+        room = root * typical.norm / noise
+        walk = state.convex * self.walk / typical.norm * min(1.0, room / _HOPEFUL)
         if state.convex == 1:
-            walk = min(walk, _SWAMPED * state.first)
+            walk = min(walk, _SWAMPED * state.first * min(1.0, max(_CALM, math.sqrt(_AMPLE / room))))
         strong = min(root * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
         walk *= min(max(1.0, strong), _LONGER)
         reach = state.convex * self.reach / typical.norm * math.sqrt(signal / largest)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from sordina._renamed import current_fields, renamed
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import Fixed, Policy, named
 from sordina.datasets import Column, Data, Task
-from sordina.errors import InvalidInput
+from sordina.datasets.data import cache_folder
+from sordina.errors import InvalidInput, SordinaError
 from sordina.mechanisms.correlated import CorrelatedNoise
+from sordina.models import scattering
 from sordina.models.scattering import scattering_features
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget, check_seed
@@ -288,9 +292,41 @@ def _scattered(data: Data) -> Data:
 
     def mapped(rows: TensorDataset) -> TensorDataset:
         images, labels = rows.tensors
-        return TensorDataset(scattering_features(images, without=usual), labels)
+        return TensorDataset(kept_features(images, usual), labels)
 
     return replace(data, train=mapped(data.train), test=mapped(data.test))
+
+
+_MANY = 2000
+"""Features of fewer images take a few seconds, and are not kept."""
+
+
+def kept_features(images: Tensor, usual: Tensor) -> Tensor:
+    """Scattering features of ``images``, computed once and kept in the user's cache, for its owner only.
+
+    The file is named by a hash of the very images, of what is taken off them and of the version of the transform, so
+    one of other images is never read. A cache that cannot be read or written changes nothing but the time.
+
+    Args:
+        images: Grey images (n, 1, h, w).
+        usual: The public direction that is taken off.
+    """
+    if len(images) < _MANY:
+        return scattering_features(images, without=usual)
+    key = hashlib.sha256(f"{scattering.VERSION} {torch.__version__} {tuple(images.shape)} {images.dtype}".encode())
+    for part in (usual, *torch.split(images, 1000)):
+        key.update(np.ascontiguousarray(part.numpy()).data)
+    file = cache_folder().parent / "features" / f"{key.hexdigest()}.npy"
+    with suppress(SordinaError, OSError, ValueError):
+        if file.exists() and not file.is_symlink():
+            kept = np.load(file, allow_pickle=False)
+            if kept.dtype == np.float32 and kept.ndim == 2 and len(kept) == len(images):
+                return torch.from_numpy(kept)
+    features = scattering_features(images, without=usual)
+    with suppress(SordinaError, OSError):
+        private_files.make_folder(file.parent)
+        private_files.write(file, lambda out: np.save(out, features.numpy(), allow_pickle=False))
+    return features
 
 
 def _relabelled(data: Data, share: float, rng: np.random.Generator) -> Data:
