@@ -2,8 +2,12 @@
 
 ``python -m benchmarks large`` measures all; ``python -m benchmarks.large MODEL METHOD`` one, in this process. Every
 method of a model runs in a process of its own, which gives its peak memory; methods take turns step by step, and each
-ratio is the median over turns of (method / plain in the same turn), in processor time of one thread. Peaks are of steps
-after the first two: what a study of the structure takes before them is given apart (``first``).
+ratio is the median over turns of (method / plain in the same turn), in processor time of one thread.
+
+Ours are timed in *steady* steps, without a scheduled check, and then in steps with one check each: a removal test, the
+losses apart, a study of the structure. ``run`` is what a step of a run of 1000 steps takes on average, with as many
+checks of each kind as the schedules have in one. Peaks of memory: of steady steps, of steps with a removal test, of
+the first two steps with their study.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -29,6 +33,8 @@ from torch.nn import functional as F
 from benchmarks.step import NOISE, Step, everybody, peak
 from sordina import random
 from sordina.clipping import Fixed, Online, TypicalNorm
+from sordina.gradients._calls import STUDY_EVERY, STUDY_FIRST
+from sordina.gradients.removal import RemovalSchedule
 from sordina.plan import Plan
 from sordina.privacy import Budget
 from sordina.sampling import Poisson
@@ -36,6 +42,37 @@ from sordina.training.loop import Private
 
 Made = tuple[nn.Module, Tensor, Tensor, Callable[[Any, Tensor], Tensor]]
 TURNS = 7
+RUN = 1000
+"""Over how many steps checks are shared out."""
+CHECKS = ("removal", "losses", "study")
+CHECK_TURNS = {"removal": 4, "losses": 1, "study": 1}
+"""How many steps with a check of each kind are timed: every second removal test also goes the way back."""
+
+
+class OnDemand(RemovalSchedule):
+    """A check that is due when somebody says so."""
+
+    asked = ""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def due(self) -> bool:
+        """Whether this kind was asked for."""
+        return OnDemand.asked == self.kind
+
+
+def checks_in_a_run(steps: int = RUN, runs: int = 200) -> dict[str, float]:
+    """How many checks of each kind a run has on average after its first step, where all of them are done."""
+
+    def counted(*options: int) -> float:
+        schedules = [RemovalSchedule(*options) for _ in range(runs)]
+        return sum(schedule.due() for schedule in schedules for _ in range(steps)) / runs
+
+    seldom = counted(STUDY_EVERY, STUDY_FIRST)
+    often = counted() - 1
+    return {"removal": often, "losses": often, "study": seldom}
 
 
 class Logits(nn.Module):
@@ -205,8 +242,14 @@ def ours(name: str, policy: Fixed | Online | TypicalNorm) -> Step:
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     private = Private(model, optimizer, (x, y), plan, policy, rng=random.secure())
     batches = iter(private)
+    taken = 0
 
     def step() -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 3 and private.engine is not None:
+            calls = private.engine._calls
+            calls.removal, calls.study, private.engine._loss_checks = map(OnDemand, ("removal", "study", "losses"))
         inputs, targets = next(batches)
         private.step(loss(model(inputs), targets))
 
@@ -263,21 +306,25 @@ METHODS: dict[str, Callable[[str], Step]] = {
 
 
 def serve(name: str, method: str) -> None:
-    """Two steps, then one whenever a line comes; says the seconds each took, and at last two peaks of memory."""
+    """Two steps, then one for every line, which names a check or none; says its seconds. ``peak`` asks for memory."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
+    start = time.process_time()
     step = METHODS[method](name)
     step()
+    begun = time.process_time() - start
     step()
-    first = peak()
-    Path("/proc/self/clear_refs").write_text("5")
-    print("ready", flush=True)
-    for _ in sys.stdin:
+    print(begun, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "peak":
+            print(peak(), flush=True)
+            Path("/proc/self/clear_refs").write_text("5")
+            continue
+        OnDemand.asked = line.strip()
         start = time.process_time()
         step()
         print(time.process_time() - start, flush=True)
-    print(peak(), first, flush=True)
 
 
 class Stepper:
@@ -291,51 +338,84 @@ class Stepper:
         )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.ask, self.answer = self.process.stdin, self.process.stdout
-        self.runs = self.answer.readline().strip() == "ready"
+        self.write, self.answer = self.process.stdin, self.process.stdout
+        self.begun = self.answer.readline().strip()
+        self.first = self.ask("peak") if self.begun else 0.0
 
-    def seconds(self) -> float:
-        """Processor time of one more step."""
-        self.ask.write("\n")
-        self.ask.flush()
+    def ask(self, what: str = "") -> float:
+        """Processor time of one more step, with a check of a kind or none; or the peak of memory since the last."""
+        self.write.write(f"{what}\n")
+        self.write.flush()
         return float(self.answer.readline())
 
-    def peaks(self) -> tuple[float, float]:
-        """End the process: its peak of memory in MB, without and with the first two steps."""
-        self.ask.close()
-        later, first = map(float, self.answer.readline().split())
+    def end(self) -> None:
+        """End the process."""
+        self.write.close()
         self.process.wait()
-        return later, first
 
 
-def measure(name: str, methods: list[str], turns: int) -> dict[str, tuple[float, float, float]]:
-    """By method the seconds of a step over plain's (for plain itself, the seconds), and the two peaks of memory.
+class Measured(NamedTuple):
+    """Seconds, or multiples of plain's seconds, and MB."""
+
+    steady: float
+    run: float
+    peak: float
+    check_peak: float
+    first_peak: float
+    checks: dict[str, float]
+    """By kind how many steady steps of the same method a step with such a check takes."""
+
+
+def measure(name: str, methods: list[str], turns: int) -> dict[str, Measured]:
+    """By method what a step takes.
 
     One method at a time runs beside plain: several large models would not fit into memory together.
     """
-    answers, base, all_times = {}, Stepper(name, "plain"), []
+    answers, base, all_times = {}, Stepper(name, "plain"), list[float]()
+    counts = checks_in_a_run()
     for method in methods:
         stepper = Stepper(name, method)
-        if stepper.runs:
-            times = [(base.seconds(), stepper.seconds()) for _ in range(turns)]
+        if stepper.begun:
+            times = [(base.ask(), stepper.ask()) for _ in range(turns)]
             all_times += [one for one, _ in times]
-            answers[method] = (statistics.median(two / one for one, two in times), *stepper.peaks())
-        else:
-            stepper.process.wait()
-    return {"plain": (statistics.median(all_times), *base.peaks()), **answers}
+            ratio, own, peak = _median(two / one for one, two in times), _median(two for _, two in times), 0.0
+            peak = check_peak = stepper.ask("peak")
+            checks = {}
+            if not method.startswith("Opacus"):
+                for kind in CHECKS:
+                    checks[kind] = statistics.mean(stepper.ask(kind) for _ in range(CHECK_TURNS[kind])) / own
+                    check_peak = stepper.ask("peak") if kind == "removal" else check_peak
+            more = sum(counts[kind] * (cost - 1) for kind, cost in checks.items())
+            more += float(stepper.begun) / own - 1 if checks else 0.0
+            answers[method] = Measured(ratio, ratio * (1 + more / RUN), peak, check_peak, stepper.first, checks)
+        stepper.end()
+    seconds, peak = _median(all_times), base.ask("peak")
+    base.end()
+    return {"plain": Measured(seconds, seconds, peak, peak, base.first, {}), **answers}
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
 
 
 def run(names: list[str] | None = None, turns: int = TURNS, methods: list[str] | None = None) -> None:
     """Print the tables."""
-    table = Table(title="one step on one thread: multiples of plain PyTorch (peak memory, of the first steps, MB)")
-    for heading in ("model", "plain, s (MB, MB)", *list(METHODS)[1:]):
+    table = Table(title="one step on one thread, multiples of plain PyTorch: steady / over a run of 1000 (peaks, MB)")
+    for heading in ("model", "plain, s (MB)", *list(METHODS)[1:]):
         table.add_column(heading, justify="right")
     for name in names or MODELS:
         answers = measure(name, methods or list(METHODS)[1:], turns)
-        cells = ["-" if m not in answers else "{:.2f} ({:.0f}, {:.0f})".format(*answers[m]) for m in METHODS]
+        cells = ["-" if m not in answers else _cell(answers[m]) for m in METHODS]
         table.add_row(name, *cells)
-        print(name, *cells, sep=" | ", flush=True)
+        for method, found in answers.items():
+            costs = ", ".join(f"{kind} {cost:.1f}" for kind, cost in found.checks.items())
+            print(name, method, _cell(found), f"steps a check takes: {costs}" if costs else "", sep=" | ", flush=True)
     Console(width=120).print(table)
+
+
+def _cell(found: Measured) -> str:
+    peaks = f"{found.peak:.0f}, {found.check_peak:.0f}, {found.first_peak:.0f}"
+    return f"{found.steady:.2f} / {found.run:.2f} ({peaks})"
 
 
 if __name__ == "__main__":

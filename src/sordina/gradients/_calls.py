@@ -116,6 +116,8 @@ class Calls:
         self._running = False
         self._last: Structure | None = None
         """How the model ran last."""
+        self._went_back = False
+        """Whether the last removal test also went the way back."""
 
     def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         """The model's forward pass, or the ``whole`` of what happens when the model is called."""
@@ -168,7 +170,10 @@ class Calls:
             self._refuse_change(versions)
         if watched is not None and prints is not None:
             check_parameters(prints, fingerprint(self.model))
-            self._check_removal(value, structure, rows, tensors, watched)
+            if why := self._check_removal(value, structure, rows, tensors, watched):
+                structure = self._alone_from_now(structure, why, watched)
+                result, apart = self.run_apart(value, structure, rows)
+                tensors = list(tensors_in([result]))
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
@@ -187,13 +192,17 @@ class Calls:
         why = reads.unknown(structure.reads)
         if not why:
             return result, structure
+        return None, self._alone_from_now(structure, why, before)
+
+    def _alone_from_now(self, structure: Structure, why: str, before: Snapshot) -> Structure:
+        """From now on the model runs one sample at a time, also on the batch at hand."""
         self._tell_alone(why)
         before.restore()
         self.recorder.taps = []
         known, alone = structure, replace(structure, alone=why)
         for table in (self._known, self._quick):
             table.update({key: alone for key, each in table.items() if each is known})
-        return None, alone
+        return alone
 
     def _tell_alone(self, why: str) -> None:
         self.meeting.tell(
@@ -325,8 +334,13 @@ class Calls:
 
     def _check_removal(
         self, value: tuple[Any, Any], structure: Structure, rows: int, tensors: Sequence[Tensor], before: Snapshot
-    ) -> None:
-        """Replace one sample by something very different: the others may not notice."""
+    ) -> str:
+        """Replace one sample by something very different: the others may not notice; at least every second time, nor
+        may their gradients.
+
+        Returns:
+            why nobody can tell, and the model must run one sample at a time; empty otherwise.
+        """
 
         def run(which: tuple[Any, Any]) -> list[Tensor]:
             if structure.alone:
@@ -337,13 +351,16 @@ class Calls:
         seen = [tensor.detach() for tensor in tensors]
         inputs, outputs = structure.inputs, structure.outputs
         mixes = others_change(self.model, run, value, inputs, outputs, rows, seen, before)
-        if not (mixes or structure.alone) and rows > 2 and torch.is_grad_enabled() and CHANCE.random() < 0.5:
-            mixes = backward_mixes(self.model, run, value, inputs, outputs, rows, before)
+        if mixes is False and not structure.alone and torch.is_grad_enabled():
+            self._went_back = not self._went_back or CHANCE.random() < 0.5
+            if self._went_back:
+                mixes = backward_mixes(self.model, run, value, inputs, outputs, rows, before)
         if mixes:
             raise Mixing(
-                "samples mix: without one sample the model says something else of others, so no per-sample bound "
-                f"exists, and none holds for the steps since this began. {ADVICE}"
+                "samples mix: without one sample the model says something else of others, or of their gradients, so no "
+                f"per-sample bound exists, and none holds for the steps since this began. {ADVICE}"
             )
+        return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
 
 
 def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:

@@ -131,6 +131,17 @@ def part(value: Any, dims: Dims, start: int, count: int = 1) -> Any:
     return changed(value, change)
 
 
+def chosen(value: Any, dims: Dims, rows: Sequence[int]) -> Any:
+    """The arguments of some samples."""
+    places = iter(dims)
+
+    def change(tensor: Tensor) -> Tensor:
+        dim = next(places)
+        return tensor if dim is None else tensor.index_select(dim, torch.tensor(rows, device=tensor.device))
+
+    return changed(value, change)
+
+
 def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[Tensor], Tensor]) -> Any:
     """The arguments with those of ``sample`` replaced by the ``other`` sample's; ``change`` is done to floats after."""
     places = iter(dims)
@@ -205,8 +216,8 @@ DROPOUTS = {
     "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
 }  # fmt: skip
 UNIFORM, NORMAL, YES, LONG, COUNT = (
-    (0.4, 0.03, 0.97),
-    (0.3, -1.8, 1.8),
+    (0.4, 1e-3, 0.996),
+    (0.3, -3.3, 3.3),
     (1.0, 0.0, 1.0),
     (0.7, 0.1, 3.0),
     (1.0, 1.0, 2.0),
@@ -219,6 +230,10 @@ DRAWS = {
 """What random numbers are replaced by: an ordinary value, a low one and a high one."""
 CASES = (0, 1, 2)
 """Which of them: what a model does now and then, by the toss of a coin, is done in one of the cases."""
+AS_DRAWN = 3
+"""Random numbers as they are, from a seed of one's own: for two runs of the same shapes."""
+TOSSES = 8
+"""How often a model that draws random numbers is tried with new ones."""
 RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions that drop values inside, and the place of the rate among their arguments."""
 
@@ -237,19 +252,29 @@ class WithoutChance(TorchFunctionMode):
         self.own = own
         self.case = 0
         """Which of `CASES` is played."""
+        self.drew = False
+        """Whether random numbers were drawn, as of the last look at the `seeds`."""
         self._seeds: list[int] = []
+        self._begun = states_of_chance()
 
-    def begin(self, case: int) -> None:
-        """Play a case from here on."""
+    def begin(self, case: int, seed: int = 0) -> None:
+        """Play a case from here on; ``seed`` is that of numbers as they are drawn."""
         self.case, self._seeds = case, []
         if case:
-            torch.default_generator.manual_seed(case)
-            random.seed(case)
-            np.random.seed(case)  # noqa: NPY002
+            seed = seed if case == AS_DRAWN else case
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+        self._begun = states_of_chance()
 
-    def seeds(self) -> list[int]:
-        """From which seeds random numbers came since: they may not depend on samples."""
-        return [*self._seeds, torch.initial_seed()]
+    def seeds(self) -> list[Any]:
+        """From which seeds random numbers came since, which may not depend on samples.
+
+        And of numbers as they are drawn how far they came: where that is the same, everybody got the same ones.
+        """
+        now = states_of_chance()
+        self.drew = now != self._begun
+        return [*self._seeds, torch.initial_seed(), *([now] if self.case == AS_DRAWN else [])]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -273,9 +298,10 @@ class WithoutChance(TorchFunctionMode):
         generator = kwargs.get("generator")
         if generator is not None and generator is not self.own:
             self._seeds.append(generator.initial_seed())
-        if name in DRAWS and isinstance(result, Tensor) and (self.own is None or generator is not self.own):
+        foreign = generator is not self.own if self.case != AS_DRAWN else generator not in (None, self.own)
+        if name in DRAWS and isinstance(result, Tensor) and (foreign or self.own is None):
             with torch.no_grad():
-                result.fill_(DRAWS[name][self.case])
+                result.fill_(DRAWS[name][self.case % len(CASES)])
         return result
 
 
@@ -357,6 +383,12 @@ def kept_words(name: str) -> str:
         f"the forward pass changes the buffer {name!r}, which would keep raw data outside any budget. Remove it, or, "
         "if what it holds does not depend on the data (a count of steps), name it in public_buffers=."
     )
+
+
+def states_of_chance() -> tuple[bytes, Any, Any]:
+    """How far the generators of torch, of Python and of numpy have come."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (numpy[1].tobytes(), *numpy[2:])
 
 
 class Snapshot:

@@ -306,8 +306,8 @@ def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = N
     largest, missing = 0.0, [torch.zeros(0, dtype=torch.float64, device=one.device)]
     for a, b in zip(*pairs, strict=True):
         gaps, sizes = _gaps(a, b)
-        rows = sizes.amax(-1, keepdim=True) if a.dim() > 1 and sizes.shape[-1] else sizes
-        largest = max(largest, float(sizes.max()) if sizes.numel() else 0.0)
+        rows = _scales(gaps, sizes) if a.dim() > 1 and sizes.shape[-1] else sizes
+        largest = max(largest, float(rows.max()) if sizes.numel() else 0.0)
         missing.append((gaps - tolerance * rows).flatten().amax()[None] if gaps.numel() else missing[0])
     return bool((torch.cat(missing) <= 1e-3 * tolerance * largest).all())
 
@@ -317,6 +317,17 @@ def _gaps(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
     a, b = (x.double().flatten(min(1, x.dim() - 1)) for x in (one, two))
     gaps = (a - b).abs().masked_fill((a == b) | ((a != a) & (b != b)), 0)
     return gaps, torch.where(a.isfinite() & b.isfinite(), torch.maximum(a.abs(), b.abs()), 0)
+
+
+BEYOND = 100.0
+"""What is the same to the last bit says how large values are up to so many times the largest that is not."""
+
+
+def _scales(gaps: Tensor, sizes: Tensor) -> Tensor:
+    """How large the values of each sample are: a class that is masked by -1e9 is not what the others are held to."""
+    other = gaps != 0
+    differing, equal = (sizes.masked_fill(mask, 0).amax(-1, keepdim=True) for mask in (~other, other))
+    return torch.maximum(differing, torch.minimum(equal, BEYOND * differing))
 
 
 def _length(vector: Tensor) -> float:

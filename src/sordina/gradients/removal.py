@@ -6,11 +6,13 @@ sound model gives the same numbers to the last bit. Where they differ, chance an
 runs are repeated with dropout off, and in double precision.
 
 A backward pass may mix where the forward pass does not (a hook on a tensor, a backward of one's own): so now and then
-the way back is gone too, from everybody's results but one's, and that one may not be met on it (`backward_mixes`).
+the way back is gone too, and compared with that of samples apart (`backward_mixes`). Where the model fails at a test,
+nobody knows, and it runs one sample at a time from then on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import SystemRandom
@@ -26,13 +28,14 @@ from sordina.gradients._rehearsal import (
     Snapshot,
     WithoutChance,
     aside,
+    chosen,
     moved,
     part,
     replaced,
-    rows_of,
+    states_of_chance,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, others_same, part_same
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, close, others_same, part_same
 from sordina.gradients.structure import ADVICE, Mixing
 
 CHANCE = SystemRandom()
@@ -76,8 +79,10 @@ def others_change(
     rows: int,
     seen: Sequence[Tensor],
     before: Snapshot,
-) -> bool:
+) -> bool | None:
     """Whether replacing one sample of ``value``, or taking some away, changes what ``run`` says of another.
+
+    None if it cannot be told, because the model takes none of that.
 
     Args:
         model: What is run; it is left as it was.
@@ -89,28 +94,35 @@ def others_change(
         seen: What ``run`` said of ``value``.
         before: The state of the model before it did.
     """
-    change = CHANCE.choice((*CHANGES, None, None))
+    for change in (CHANCE.choice((*CHANGES, None, None)), CHANGES[0], None):
+        twin, same = _twin(value, dims, places, rows, change)
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients), aside(model):
+                try:
+                    before.restore()
+                    if same(seen, run(twin)):
+                        return False
+                    with torch.enable_grad():  # as the batch itself ran: there are models that ask
+                        alike = change is not None
+                        if alike and _as_drawn(model, run, (value, twin), same, seen, before):
+                            return True
+                        return _truly(model, run, (value, twin), same, before, alike)
+                except Exception:
+                    continue  # it needs gradients inside, or does not take such a row
+    return None
+
+
+def _twin(
+    value: Any, dims: Dims, places: SamplePlacements, rows: int, change: Callable[[Tensor], Tensor] | None
+) -> tuple[Any, Same]:
+    """The arguments with a sample replaced by ``change`` of another, or without some, and who must stay the same."""
     if change is None:
         start = CHANCE.randrange(rows)
         count = CHANCE.randint(1, rows - start - (start == 0))
-        twin = part(value, dims, start, count)
-        same: Same = partial(part_same, places=places, start=start, count=count, rows=rows)
-    else:
-        sample = CHANCE.randrange(rows)
-        other = CHANCE.choice([row for row in range(rows) if row != sample])
-        twin = replaced(value, dims, sample, other, change)
-        same = partial(others_same, places=places, sample=sample, rows=rows)
-    for gradients in (False, True):
-        with torch.set_grad_enabled(gradients), aside(model):
-            try:
-                before.restore()
-                if same(seen, run(twin)):
-                    return False
-                with torch.enable_grad():  # as the batch itself ran: there are models that ask
-                    return _truly(model, run, (value, twin), same, before, change is not None)
-            except Exception:
-                continue  # it needs gradients inside, or does not take such a row
-    return False
+        return part(value, dims, start, count), partial(part_same, places=places, start=start, count=count, rows=rows)
+    sample, other = CHANCE.sample(range(rows), 2)
+    twin = replaced(value, dims, sample, other, change)
+    return twin, partial(others_same, places=places, sample=sample, rows=rows)
 
 
 def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before: Snapshot, alike: bool) -> bool:
@@ -141,6 +153,23 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before
             return not same(one, two, rough=20)
 
 
+def _as_drawn(
+    model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, seen: Sequence[Tensor], before: Snapshot
+) -> bool:
+    """Whether the others' results differ with the random numbers that the batch itself had.
+
+    Only where they are the same again: the results are what they were, and both runs draw as many numbers, so that
+    everybody gets the same ones. With numbers that do not vary (`WithoutChance`) a random order, for one, is none.
+    """
+    found = []
+    for which in pair:
+        before.restore()
+        found.append(([tensor.detach() for tensor in run(which)], states_of_chance()))
+    (one, left), (two, also_left) = found
+    repeated = len(one) == len(seen) and all(close(a, b, None) for a, b in zip(one, seen, strict=True))
+    return repeated and left == also_left and one[0].device.type == "cpu" and not same(one, two, rough=20)
+
+
 def _again(model: nn.Module, before: Snapshot) -> None:
     """As before the batch ran, but without the dropout inside of recurrent layers, which no mode reaches (`aside`)."""
     before.restore()
@@ -149,14 +178,22 @@ def _again(model: nn.Module, before: Snapshot) -> None:
             module.dropout = 0.0
 
 
-_LOOKED_AT = 16
-"""Of so many parameters, drawn anew every time, the gradients are compared."""
+SMALL, LARGE = 1 << 16, 4
+"""Gradients of all parameters of up to so many values are compared, and of so many larger ones, drawn every time."""
+_ALIKE, _EXACT = 1e-3, 1e-6
+"""How far two computations of a gradient may differ, relative to its size, as they are and in double precision."""
 
 
 def backward_mixes(
     model: nn.Module, run: Run, value: Any, dims: Dims, places: SamplePlacements, rows: int, before: Snapshot
-) -> bool:
-    """Whether the gradient of all samples' results but one's depends on that one.
+) -> bool | None:
+    """Whether the gradients of samples depend on one another; None if that cannot be told.
+
+    With random gradients at the results, the parameters' gradient must be that of some samples, run without the
+    others, plus that of the others: where the results of the former have no gradient, and where theirs is large.
+
+    Where this does not hold to single precision, double precision decides; where a maximum, or a sign, hangs on the
+    last digit, a gradient is not continuous and rounding shows, so parameters moved at random must agree with it.
 
     Args:
         model: What is run; it is left as it was.
@@ -167,51 +204,129 @@ def backward_mixes(
         rows: How many samples there are.
         before: The state of the model before it ran.
     """
-    trained = [one for one in model.parameters() if one.requires_grad]
     sample, other = CHANCE.sample(range(rows), 2)
-    twin = replaced(value, dims, sample, other, CHANCE.choice((CHANGES[0], CHANGES[2])))
-    case, seed = CHANCE.choice(CASES), CHANCE.getrandbits(62)
-    picked = CHANCE.sample(trained, min(_LOOKED_AT, len(trained)))
-    draw = torch.Generator()
+    twin = replaced(value, dims, sample, other, CHANCE.choice(CHANGES[:4]))
+    for one, two in CHANCE.choice(((value, twin), (twin, value))), (value, value):
+        try:
+            return _WayBack(model, run, dims, places, rows, before, sample).mixes(one, two)
+        except Exception:  # noqa: PERF203
+            continue  # perhaps it does not take such a row: the second time it is the batch's own
+    return None
 
-    def gradients(which: Any) -> list[Tensor]:
-        _again(model, before)
-        chance.begin(case)
-        draw.manual_seed(seed)
-        results, upstream = [], []
-        for tensor, place in zip(run(which), places, strict=True):
+
+class _WayBack:
+    """The way back from the results of all samples, of some, and of the others."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Run,
+        dims: Dims,
+        places: SamplePlacements,
+        rows: int,
+        before: Snapshot,
+        sample: int,
+    ) -> None:
+        self.model, self.run, self.dims, self.places, self.before = model, run, dims, places, before
+        self.rows = rows
+        more = CHANCE.choice((0, CHANCE.randrange(rows - 1)))
+        drawn = CHANCE.sample([row for row in range(rows) if row != sample], more)
+        self.some = sorted([sample, *drawn])
+        self.others = [row for row in range(rows) if row not in self.some]
+        trained = [one for one in model.parameters() if one.requires_grad]
+        large = [one for one in trained if one.numel() > SMALL]
+        self.parameters = [one for one in trained if one.numel() <= SMALL]
+        self.parameters += CHANCE.sample(large, min(LARGE, len(large)))
+        self.case, self.seed, self.loud = CHANCE.choice(CASES), CHANCE.getrandbits(62), CHANCE.choice((1.0, 10.0, 1e2))
+        self.draw = torch.Generator()
+
+    def mixes(self, value: Any, twin: Any) -> bool | None:
+        """Whether gradients are not those of samples apart; None if rounding may be why, and nobody can tell.
+
+        Without double precision a ``twin`` tells, which differs in the sample: with its results' gradients at zero and
+        the same shapes, all is the same to the last bit.
+        """
+        with aside(self.model), torch.enable_grad(), WithoutChance(own=self.draw) as self.chance:
+            if self._apart(value, _ALIKE):
+                return False
+            try:
+                with moved(self.model, None, double=True):
+                    if self._apart(_doubled(value), _EXACT):
+                        return False
+                with moved(self.model, torch.Generator().manual_seed(self.seed), double=True):
+                    return None if self._apart(_doubled(value), _EXACT) else True
+            except Exception:
+                (one,), (two,) = (self._gradients(each, list(range(self.rows)), (0.0,)) for each in (value, twin))
+                return None if _near(one, two, 1e2 * _ALIKE if self._short() else _ALIKE) else True
+
+    def _short(self) -> bool:
+        """Whether numbers are shorter than in single precision, so that routes of another length round otherwise."""
+        device = self.parameters[0].device.type if self.parameters else "cpu"
+        return torch.is_autocast_enabled(device) or any(one.element_size() < 4 for one in self.parameters)
+
+    def _apart(self, value: Any, tolerance: float) -> bool:
+        """Whether a batch's gradient is that of some samples plus that of the others."""
+        (rest,) = self._gradients(value, self.others, (1.0,))
+        whole = self._gradients(value, list(range(self.rows)), (0.0, self.loud))
+        own = self._gradients(value, self.some, (0.0, self.loud))
+        sums = ([_sum(*pair) for pair in zip(rest, each, strict=True)] for each in own)
+        return all(_near(one, two, tolerance) for one, two in zip(whole, sums, strict=True))
+
+    def _gradients(self, value: Any, members: list[int], louds: Sequence[float]) -> list[list[Tensor | None]]:
+        """The gradients of the parameters, with those at the results of `some` as many times as large as each says."""
+        _again(self.model, self.before)
+        self.chance.begin(self.case)
+        self.draw.manual_seed(self.seed)
+        factors = torch.tensor([[loud if row in self.some else 1.0 for row in members] for loud in louds])
+        results, upstream, scales = list[Tensor](), list[Tensor](), list[Tensor]()
+        run = self.run(value if len(members) == self.rows else chosen(value, self.dims, members))
+        for tensor, place in zip(run, self.places, strict=True):
             if (
                 place is None
                 or not (tensor.requires_grad and tensor.is_floating_point())
-                or tensor.shape[place.dim] % rows
+                or tensor.shape[place.dim] % len(members)
             ):
                 continue
-            drawn = torch.randn(tensor.shape, generator=draw, dtype=torch.float64).to(tensor)
-            rows_of(drawn, place.dim, sample, rows).zero_()
+            size = tensor.shape[place.dim] // len(members)
+            shape = [self.rows * size if dim == place.dim else n for dim, n in enumerate(tensor.shape)]
+            drawn = torch.randn(shape, generator=self.draw)
+            if len(members) < self.rows:
+                drawn = drawn.index_select(place.dim, _blocks(members, size))
             results.append(tensor)
-            upstream.append(drawn)
+            upstream.append(drawn.to(tensor))
+            after = [1] * (tensor.dim() - place.dim - 1)
+            scales.append(factors.repeat_interleave(size, 1).view(len(louds), -1, *after).to(tensor))
         if not results:
-            return []
-        found = torch.autograd.grad(results, picked, upstream, allow_unused=True)
-        return [one.detach() for one in found if one is not None and not one.is_sparse]
-
-    with aside(model), torch.enable_grad(), WithoutChance(own=draw) as chance:
-        try:
-            if _near(gradients(value), gradients(twin), 1e-3):
-                return False
-            with moved(model, None, double=True):
-                return not _near(gradients(_doubled(value)), gradients(_doubled(twin)), 1e-6)
-        except Exception:
-            return False  # no way back from these results, or none in double precision
+            return [[None] * len(self.parameters) for _ in louds]
+        answers = list[list[Tensor | None]]()
+        for number in range(len(louds)):
+            spread = [drawn * scale[number] for drawn, scale in zip(upstream, scales, strict=True)]
+            more = number + 1 < len(louds)
+            found = torch.autograd.grad(results, self.parameters, spread, retain_graph=more, allow_unused=True)
+            answers.append([None if one is None or one.is_sparse else one.detach() for one in found])
+        return answers
 
 
-def _near(one: Sequence[Tensor], two: Sequence[Tensor], tolerance: float) -> bool:
+def _blocks(members: Sequence[int], size: int) -> Tensor:
+    """The rows of some samples where each has ``size``."""
+    return (torch.tensor(members)[:, None] * size + torch.arange(size)).flatten()
+
+
+def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    return two if one is None else one if two is None else one + two
+
+
+def _near(one: Sequence[Tensor | None], two: Sequence[Tensor | None], tolerance: float) -> bool:
     """Whether two lists of gradients are the same up to rounding; what is not finite tells nothing."""
-    size = sum(float(each.double().square().sum()) for each in one) ** 0.5
-    if len(one) != len(two) or not size < float("inf"):
-        return True
-    gaps = [float((a.double() - b.double()).norm()) for a, b in zip(one, two, strict=True) if a.shape == b.shape]
-    return not max(gaps, default=0.0) > tolerance * size
+    pairs = [(a, b) for a, b in zip(one, two, strict=True) if a is not None or b is not None]
+    gaps = [_length(b) if a is None else _length(a) if b is None else _length(a - b) for a, b in pairs]
+    sizes = [max(0.0 if each is None else _length(each) for each in pair) for pair in pairs]
+    floor = 1e-3 * math.hypot(*(size for size in sizes if math.isfinite(size)))
+    return not any(gap > tolerance * (size + floor) for gap, size in zip(gaps, sizes, strict=True))
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector.detach(), dtype=torch.float64))
 
 
 def _doubled(value: Any) -> Any:

@@ -37,10 +37,13 @@ from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._reads import Company, Site, settled
 from sordina.gradients._rehearsal import (
+    AS_DRAWN,
     CASES,
+    CHANGES,
     FEW,
     LOUD,
     MAKERS,
+    TOSSES,
     Dims,
     Limits,
     Maker,
@@ -78,6 +81,11 @@ ADVICE = "Remove what looks across the batch (batch statistics, contrastive term
 
 class Mixing(Unsupported):
     """The loss or result of one sample depends on other samples."""
+
+    @classmethod
+    def because(cls, words: str) -> Mixing:
+        """With the reason, and what follows from it."""
+        return cls(f"samples mix: {words}, so no per-sample bound exists. {ADVICE}")
 
 
 @dataclass(frozen=True)
@@ -350,8 +358,8 @@ class StructureTrial:
         result, taps = self._heard(self.rows, value)
         outputs = list(tensors_in([result]))
         loud = torch.ones(self.rows)
-        exact = all(tensor.dtype == torch.float64 for tensor in outputs if tensor.is_floating_point())
-        loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e6 if exact else 1e3
+        short = any(tensor.dtype != torch.float64 for tensor in outputs if tensor.is_floating_point())
+        loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
     def _reads(
@@ -395,7 +403,7 @@ class StructureTrial:
         self, few: Sequence[Tensor], many: Sequence[torch.Size], one: Sequence[Any], size: int
     ) -> SamplePlacements:
         if any(len(each) != len(few) for each in (many, *one)):
-            raise Mixing(f"samples mix: the form of the model's result depends on how many samples there are. {ADVICE}")
+            raise Mixing.because("the form of the model's result depends on how many samples there are")
         found: list[SamplePlacement | None] = []
         for number, tensor in enumerate(few):
             place = _grown(tensor.shape, many[number], self.rows, size)
@@ -415,32 +423,27 @@ class StructureTrial:
                 continue
             alone = torch.cat([tensors[number].detach() for tensors in apart], place.dim)
             if not close(tensor.detach(), alone, place.dim):
-                raise Mixing(
-                    "samples mix: on made-up rows, the model says something else of a sample in company than alone, so "
-                    f"no per-sample bound exists. {ADVICE}"
-                )
+                raise Mixing.because("on made-up rows, the model says something else of a sample in company than alone")
 
     def _check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements) -> None:
         sample = int(torch.randint(rows, (), generator=self.study.generator))  # one: it moves a mean up, then down
-        for change, case in zip(LOUD, CASES, strict=True):
+        trials = [(change, case, case) for change, case in zip(LOUD, CASES, strict=True)]
+        for change, case, seed in trials:
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
-            before, seeds = self._played(value, case)
+            before, seeds = self._played(value, case, seed)
+            if case == 0 and self.chance.drew:
+                trials += [(CHANGES[2], AS_DRAWN, self.study.seed + number) for number in range(TOSSES)]
             try:
-                others, other_seeds = self._played(twin, case)
+                others, other_seeds = self._played(twin, case, seed)
             except Exception:
                 continue  # it does not take such a row (it checks for "not a number"), so nobody's batch will have one
-            if seeds != other_seeds or not others_same(before, others, places, sample, rows):
-                raise Mixing(
-                    "samples mix: on made-up rows, replacing one sample changes what the model says of others, so no "
-                    f"per-sample bound exists. {ADVICE}"
-                )
+            same = seeds == other_seeds  # as drawn, where it is not so, not everybody got the same numbers
+            if (not same and case != AS_DRAWN) or (same and not others_same(before, others, places, sample, rows)):
+                raise Mixing.because("on made-up rows, replacing one sample changes what the model says of others")
         self._check_swamped(value, rows, places, sample)
         (_, seeds), (_, fewer) = (self._played(each, 0) for each in (value, part(value, self.dims, 0)))
         if set(seeds) != set(fewer):
-            raise Mixing(
-                "samples mix: the seed of random numbers depends on the samples, or on how many there are, so no "
-                f"per-sample bound exists. {ADVICE}"
-            )
+            raise Mixing.because("the seed of random numbers depends on the samples, or on how many there are")
 
     def _check_swamped(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int) -> None:
         """All samples but one infinite, to either side: beyond whatever a number of the batch is compared to."""
@@ -452,15 +455,12 @@ class StructureTrial:
                 continue
             own = [x if y is None else rows_of(x, y.dim, sample, rows) for x, y in zip(after, places, strict=False)]
             if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows):
-                raise Mixing(
-                    "samples mix: on made-up rows, replacing all samples but one changes what the model says of this "
-                    f"one, so no per-sample bound exists. {ADVICE}"
-                )
+                raise Mixing.because("on made-up rows, replacing all others changes what the model says of a sample")
 
-    def _played(self, value: tuple[Any, Any], case: int) -> tuple[list[Tensor], list[int]]:
+    def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[list[Tensor], list[Any]]:
         """What the model says of ``value`` in a case of chance, and the seeds it used."""
         self.snapshot.restore()
-        self.chance.begin(case)
+        self.chance.begin(case, seed)
         try:
             return [tensor.detach() for tensor in self.study.plain(value)], self.chance.seeds()
         finally:
