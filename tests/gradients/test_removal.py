@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from sordina.errors import Unsupported
 from sordina.gradients import Engine
 from sordina.gradients.structure import Mixing
 from sordina.privacy import Budget
+from sordina.queries import VectorQuery
 from sordina.training import Trainer
+from sordina.training.losses import FailingRows
 
 
 class LaterMixed(torch.autograd.Function):
@@ -88,6 +92,8 @@ MIXING_WAYS = {
     "neighbour": lambda g: g + g.roll(1, 0),
     "single precision only": _only_single,
 }
+QUIET_WAY = {"quiet": lambda g: g * (1e-3 / g.abs().max().clamp(max=1e-3))}
+"""Lifts gradients that are all small, as those of a trained model are and a study's never were: 62 times the bound."""
 APART_WAYS = {
     "clipped": lambda g: g / g.norm(dim=1, keepdim=True).clamp_min(0.1),
     "sign": lambda g: g.sign(),
@@ -119,6 +125,12 @@ def test_a_way_back_that_mixes_is_found_at_once(way):
         model(torch.randn(32, 6))
 
 
+def test_a_way_back_that_mixes_small_gradients_is_found():
+    model = ManyWays(QUIET_WAY["quiet"], least=0)
+    with Engine(model), pytest.raises(Mixing, match="gradients"):
+        _called(model, 100, 6)
+
+
 @pytest.mark.parametrize("way", APART_WAYS)
 def test_ways_back_of_samples_apart_are_no_mixing(way, caplog):
     model = ManyWays(APART_WAYS[way], least=0)
@@ -138,9 +150,9 @@ def test_a_way_back_that_cannot_be_tested_is_gone_by_each_sample_alone(caplog):
     assert torch.allclose(norms, alone, rtol=1e-4)
 
 
-def _called(model, times):
+def _called(model, times, width=6):
     for _ in range(times):
-        model(torch.randn(16, 6))
+        model(torch.randn(16, width))
 
 
 class Tossed(nn.Module):
@@ -203,3 +215,105 @@ def test_a_masked_class_hides_no_mixing(low):
         sound(tokens)
     with Engine(model := Masked(low, mixing=True)), pytest.raises(Mixing):
         model(tokens)
+
+
+@pytest.mark.parametrize("way", [lambda g: g / g.norm(), lambda g: torch.nan_to_num(g / g.abs().max())])
+def test_losses_whose_gradients_are_divided_by_that_of_the_batch_are_refused(way):
+    """0 / 0 had hidden it from a probe of "not a number": 60 times the bound."""
+    model = nn.Linear(6, 4)
+    with Engine(model) as engine:
+        outputs = model(torch.randn(16, 6))
+        outputs.register_hook(way)
+        losses = outputs.square().sum(1)
+        with pytest.raises(Mixing, match="loss of one sample"):
+            engine.record(losses)
+
+
+class Remembers(nn.Module):
+    """A hook on a parameter divides by the largest norm it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.largest = nn.Linear(6, 8), nn.Linear(8, 4), 0.0
+        self.first.weight.register_hook(self.hook)
+
+    def hook(self, gradient):
+        self.largest = max(0.999 * self.largest, float(gradient.norm()))
+        return gradient / (self.largest + 1e-12)
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh())
+
+
+def test_a_way_back_that_remembers_is_refused():
+    """One sample at a time, what one was had been carried to the next: 62 times the bound."""
+    model = Remembers()
+    with Engine(model), pytest.raises(Unsupported, match="keeps data between batches"):
+        model(torch.randn(16, 6))
+
+
+def test_a_backward_pass_by_chance_adds_no_more_than_was_measured(monkeypatch):
+    """Large models run each sample back twice, for its norm and for the sum: 4700 times the bound."""
+    monkeypatch.setattr("sordina.gradients.one_by_one.KEPT_BYTES", 0)
+    model, worst = ManyWays(lambda g: g * (torch.rand(len(g), 1) < 0.2) * 5, least=0), 0.0
+    with Engine(model) as engine:
+        for _ in range(3):
+            tape = engine.record(model(torch.randn(8, 6)).square().sum(1))
+            weights = 0.01 / tape.scalars().norms.clamp_min(0.01)
+            for unit in range(3):
+                only = torch.zeros(8).index_copy_(0, torch.tensor([unit]), weights[unit : unit + 1])
+                worst = max(worst, float(tape.contract([VectorQuery(only)])[0].norm()) / 0.01)
+    assert worst <= 1 + 1e-5
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def inner(self, x):
+        return nn.functional.dropout(self.middle(x).relu(), 0.1)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.inner, self.first(x).relu(), use_reentrant=False))
+
+
+def test_dropout_inside_of_a_checkpoint():
+    """It had been refused: computed again in the backward pass, it dropped what it had not dropped before."""
+    model = Checkpointed()
+    with Engine(model) as engine:
+        for _ in range(5):
+            engine.record(model(torch.randn(16, 6)).square().sum(1))
+
+
+def test_a_test_of_the_losses_forgets_no_batch():
+    """Dropout and a loss that refuses "not a number": next to no run had come to its end."""
+    data = torch.randn(100, 3), torch.randint(0, 2, (100, 1)).float()
+    model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1), nn.Sigmoid())
+    trainer = Trainer(model, nn.functional.binary_cross_entropy, Budget(3, 1e-5), batch_size=60, steps=40)
+    trainer.fit(data)
+
+
+def test_a_row_that_fails_silences_nobody_else():
+    """Without gradients such a model fails on every row, so all of them had been left out."""
+
+    class OnlyWithGradients(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+
+        def forward(self, x):
+            x = x.detach().requires_grad_(True)
+            return torch.autograd.grad(self.inner(x).sum(), x, create_graph=True)[0]
+
+    def finite(outputs, targets):
+        if not bool(torch.isfinite(outputs).all()):
+            raise ValueError("not finite")
+        return (outputs - targets).square().mean(1)
+
+    model = OnlyWithGradients()
+    rows = torch.randn(8, 3), torch.randn(8, 3)
+    rows[0][3] = float("nan")
+    with Engine(model) as engine:
+        losses = FailingRows(model, lambda batch: finite(model(batch[0]), batch[1]), engine)(rows)
+    assert losses.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7]

@@ -121,9 +121,11 @@ class Calls:
 
     def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         """The model's forward pass, or the ``whole`` of what happens when the model is called."""
-        if not self.recorder.listening or self._running:
-            if LossWatch.checking and not self._running and self._last is not None and self._last.alone:
+        if LossWatch.checking and not self._running:
+            if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
+            return self._muted(whole or self.forward, *args, **kwargs)
+        if not self.recorder.listening or self._running:
             return (whole or self.forward)(*args, **kwargs)
         self._running, self.run = True, whole or self.forward
         try:
@@ -410,50 +412,6 @@ def _reached(stack: list[Any], jumps: Mapping[Any, tuple[Tensor, ...]], wanted: 
             stack.extend(below)
         elif id(getattr(node, "variable", None)) in wanted:
             found.append(wanted[id(node.variable)])
-    return found
-
-
-def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int = 1) -> None:
-    """Refuse losses of which one depends on another sample's result.
-
-    The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
-    reach their own results only.
-    """
-    rows = len(losses)
-    reached = [
-        (edge, place)
-        for call in calls
-        for edge, place in zip(call.edges, call.structure.outputs, strict=True)
-        if edge is not None
-    ]
-    if rows < 2 or not reached:
-        return
-    silent = _reach(losses, torch.zeros_like(losses), reached)
-    for _ in range(probes):
-        half = torch.tensor(CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1)), device=losses.device)
-        chosen = torch.zeros(rows, dtype=torch.bool, device=losses.device)
-        chosen[half] = True
-        found = _reach(losses, torch.zeros_like(losses).masked_fill(chosen, float("nan")), reached)
-        for hit, before in zip(found, silent, strict=True):
-            if bool((hit & ~before & ~(chosen if len(hit) == rows else torch.zeros_like(hit))).any()):
-                raise Mixing(
-                    "samples mix: the loss of one sample depends on the model's results for others (or on a result "
-                    f"that is not one per sample), so no per-sample bound exists. {ADVICE}"
-                )
-
-
-def _reach(losses: Tensor, spread: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> list[Tensor]:
-    """For each result the samples whose rows a gradient reaches; for one that is not per sample, whether any does."""
-    edges: list[Any] = [edge for edge, _ in reached]
-    answers = torch.autograd.grad(losses, edges, spread, retain_graph=True, allow_unused=True)
-    found = []
-    for answer, (_, place) in zip(answers, reached, strict=True):
-        if answer is None:
-            found.append(torch.zeros(len(losses), dtype=torch.bool, device=losses.device))
-        elif place is None or answer.shape[place.dim] % len(losses):
-            found.append((answer != 0).any()[None].expand(len(losses) + 1))
-        else:
-            found.append((answer != 0).movedim(place.dim, 0).reshape(len(losses), -1).any(1))
     return found
 
 

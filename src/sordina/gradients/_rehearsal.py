@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,38 @@ def ranged(tensor: Tensor) -> bool:
     return not (kind.is_floating_point or kind.is_complex or kind == torch.bool) and tensor.device.type == "cpu"
 
 
+SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34, 38)
+"""An odd and an even batch size to try a model with; those that occur among the sizes of its inputs are left out."""
+
+
+def batch_dims(value: tuple[Any, Any], rows: int, constant: frozenset[int]) -> Iterator[Dims]:
+    """For each tensor of the arguments the dimensions in which the samples may lie, most likely first."""
+    choices: list[list[int | None]] = []
+    for place, tensor in enumerate(tensors_in([value])):
+        dims: list[int | None] = [dim for dim, size in enumerate(tensor.shape) if size == rows]
+        choices.append([*([] if place in constant else dims), None])
+    options = (dims for dims in product(*choices) if any(dim is not None for dim in dims))
+    return islice(options, 12)
+
+
+def batch_sizes(value: tuple[Any, Any]) -> tuple[int, int]:
+    """An odd and an even size that do not occur among the sizes of the arguments."""
+    taken = {size for tensor in tensors_in([value]) for size in tensor.shape}
+    few, many = (next((size for size in sizes if size not in taken), sizes[-1]) for sizes in SIZES)
+    return few, many
+
+
+SMALL, LARGE = 1 << 16, 4
+"""Gradients of all parameters of up to so many values are compared, and of so many larger ones."""
+
+
+def looked_at(model: nn.Module, seed: int) -> list[nn.Parameter]:
+    """The parameters whose gradients are compared: those that are small, and a few of the others, drawn by ``seed``."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    large = [one for one in trained if one.numel() > SMALL]
+    return [one for one in trained if one.numel() <= SMALL] + random.Random(seed).sample(large, min(LARGE, len(large)))
+
+
 def flipped(value: Any, dims: Dims) -> Any:
     """The arguments with the samples in the opposite order."""
     places = iter(dims)
@@ -156,6 +189,21 @@ def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[
         return twin
 
     return changed(value, exchange)
+
+
+def scaled(value: Any, dims: Dims, rows: Sequence[int], factor: float) -> Any:
+    """The arguments with the floats of some samples times ``factor``: most of a batch may move its median."""
+    places = iter(dims)
+
+    def change(tensor: Tensor) -> Tensor:
+        dim = next(places)
+        if dim is None or not tensor.is_floating_point():
+            return tensor
+        index = torch.tensor(rows, device=tensor.device)
+        twin = tensor.detach().clone()
+        return twin.index_copy_(dim, index, twin.index_select(dim, index) * factor)
+
+    return changed(value, change)
 
 
 def swamped(value: Any, dims: Dims, sample: int, number: float) -> Any:
@@ -303,6 +351,29 @@ class WithoutChance(TorchFunctionMode):
             with torch.no_grad():
                 result.fill_(DRAWS[name][self.case % len(CASES)])
         return result
+
+
+def gone_back(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], upstream: Sequence[Tensor], retain: bool = False
+) -> tuple[Tensor | None, ...]:
+    """As `torch.autograd.grad`, but for modes, which do not hold inside of that: see what a checkpoint computes again.
+
+    Args:
+        outputs: Where to begin.
+        inputs: What the gradients are taken of; None is the gradient of what the outputs do not depend on.
+        upstream: The gradients of the outputs.
+        retain: Whether the graph is needed once more.
+    """
+    if RUN_BACKWARD is None:
+        return torch.autograd.grad(outputs, inputs, upstream, retain_graph=retain, allow_unused=True)
+    found: tuple[Tensor | None, ...] = RUN_BACKWARD(
+        tuple(outputs), tuple(upstream), retain, False, tuple(inputs), True, accumulate_grad=False
+    )
+    return found
+
+
+RUN_BACKWARD: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+"""What stands behind `torch.autograd.grad`, whose checks of its arguments take as long as a small layer."""
 
 
 @contextmanager

@@ -9,7 +9,8 @@ everything below the first layer. Norms and weighted sums follow from inputs and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients._calls import ModelCall, check_losses_apart, hooked, install, remove, untapped, used_outside
+from sordina.gradients._calls import ModelCall, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
 from sordina.gradients._rehearsal import aside
 from sordina.gradients.checks import check, check_losses
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
 from sordina.gradients.one_by_one import BackwardPiece, Backwards, folded
-from sordina.gradients.removal import RemovalSchedule
+from sordina.gradients.removal import RemovalSchedule, check_losses_apart
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision, names_of, terms_of
 from sordina.gradients.terms import Term
@@ -166,6 +167,15 @@ class Engine:
             rows: The number of samples, which will be the number of losses.
         """
         self._calls.expected = rows
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Calls of the model in here are not recorded."""
+        self._recorder.muted += 1
+        try:
+            yield
+        finally:
+            self._recorder.muted -= 1
 
     def rehearse(self, losses: Callable[[], Tensor], rows: int) -> None:
         """Refuse, before anything is spent, a model or a loss of which it cannot be seen that samples stay apart.

@@ -7,7 +7,8 @@ through a graph that holds nobody else. A value that is not finite stays with it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Gathering
-from sordina.gradients._rehearsal import Dims, part
+from sordina.gradients._rehearsal import Dims, gone_back, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.layout import widen
 from sordina.gradients.norms import NormEstimate, Weights, measure, squared_lengths
@@ -117,7 +118,19 @@ class Backwards:
         self._sums: tuple[Tensor, dict[str, Tensor]] | None = None
 
     def unit(self, place: int, only: str | None = None) -> dict[str, Tensor]:
-        """The gradients of one unit by parameter, flat; those that are zero for certain are left out."""
+        """The gradients of one unit by parameter, flat; those that are zero for certain are left out.
+
+        Where they were measured before they are no longer than that: a backward pass may go by chance.
+        """
+        found = self._gone_back(place, only)
+        if self._squares is not None:
+            for name, gradient in found.items():
+                measured, now = float(self._squares[name][place]), float(squared_lengths(gradient[None])[0])
+                if not now <= measured:
+                    found[name] = gradient * (measured / now) ** 0.5 if now < math.inf else torch.zeros_like(gradient)
+        return found
+
+    def _gone_back(self, place: int, only: str | None) -> dict[str, Tensor]:
         piece = self.pieces[place]
         wanted = self.parameters if only is None else {only: self.parameters[only]}
         if not piece.outputs:
@@ -146,10 +159,11 @@ class Backwards:
     def squares(self, name: str) -> Tensor:
         """The squared norms of all units; of all parameters at once, in one pass over the units."""
         if self._squares is None:
-            self._squares = {key: torch.zeros(len(self.pieces), dtype=torch.float64) for key in self.parameters}
+            squares = {key: torch.zeros(len(self.pieces), dtype=torch.float64) for key in self.parameters}
             for place in range(len(self.pieces)):
                 for key, gradient in self.unit(place).items():
-                    self._squares[key][place] = squared_lengths(gradient[None])[0]
+                    squares[key][place] = squared_lengths(gradient[None])[0]
+            self._squares = squares
         return self._squares[name].to(self.parameters[name].device)
 
     def sums(self, weights: Tensor, name: str) -> Tensor:
@@ -246,7 +260,7 @@ class Truth:
         """Go back from a sample's results."""
         if not piece[0]:
             return
-        found = torch.autograd.grad(piece[0], list(self.parameters.values()), piece[1], allow_unused=True)
+        found = gone_back(piece[0], list(self.parameters.values()), piece[1])
         gradients = dict(zip(self.parameters, found, strict=True))
         del found
         for name in self.parameters:
@@ -344,11 +358,12 @@ def others_same(
     before: Sequence[Tensor],
     after: Sequence[Tensor],
     places: SamplePlacements,
-    sample: int,
+    sample: int | Collection[int],
     rows: int,
     rough: float = 1.0,
 ) -> bool:
-    """Whether the results of all samples but ``sample`` are the same."""
+    """Whether the results of all samples but ``sample``, one or several, are the same."""
+    gone = {sample} if isinstance(sample, int) else set(sample)
     if len(before) != len(after):
         return False
     for one, two, place in zip(before, after, places, strict=True):
@@ -357,7 +372,7 @@ def others_same(
         if one.shape != two.shape:
             return False
         size = one.shape[place.dim] // rows
-        others = [row for row in range(one.shape[place.dim]) if row // size != sample] if size else []
+        others = [row for row in range(one.shape[place.dim]) if row // size not in gone] if size else []
         index = torch.tensor(others, dtype=torch.long, device=one.device)
         a, b = (x.detach().index_select(place.dim, index) for x in (one, two))
         if not close(a, b, place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):

@@ -16,10 +16,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import SystemRandom
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from sordina.gradients._rehearsal import (
     CASES,
@@ -29,14 +30,20 @@ from sordina.gradients._rehearsal import (
     WithoutChance,
     aside,
     chosen,
+    gone_back,
+    looked_at,
     moved,
     part,
     replaced,
+    scaled,
     states_of_chance,
 )
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, close, others_same, part_same
 from sordina.gradients.structure import ADVICE, Mixing
+
+if TYPE_CHECKING:
+    from sordina.gradients._calls import ModelCall
 
 CHANCE = SystemRandom()
 EVERY = 64
@@ -94,7 +101,7 @@ def others_change(
         seen: What ``run`` said of ``value``.
         before: The state of the model before it did.
     """
-    for change in (CHANCE.choice((*CHANGES, None, None)), CHANGES[0], None):
+    for change in (CHANCE.choice((*CHANGES, MOST, None, None)), CHANGES[0], None):
         twin, same = _twin(value, dims, places, rows, change)
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), aside(model):
@@ -120,9 +127,18 @@ def _twin(
         start = CHANCE.randrange(rows)
         count = CHANCE.randint(1, rows - start - (start == 0))
         return part(value, dims, start, count), partial(part_same, places=places, start=start, count=count, rows=rows)
+    if change is MOST:
+        gone = CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1))
+        twin = scaled(value, dims, gone, CHANCE.choice((1e-4, 1e4)))
+        return twin, partial(others_same, places=places, sample=gone, rows=rows)
     sample, other = CHANCE.sample(range(rows), 2)
     twin = replaced(value, dims, sample, other, change)
     return twin, partial(others_same, places=places, sample=sample, rows=rows)
+
+
+def MOST(row: Tensor) -> Tensor:
+    """Stands for many samples made larger or smaller: they may move what one alone does not, such as a median."""
+    return row
 
 
 def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before: Snapshot, alike: bool) -> bool:
@@ -178,8 +194,6 @@ def _again(model: nn.Module, before: Snapshot) -> None:
             module.dropout = 0.0
 
 
-SMALL, LARGE = 1 << 16, 4
-"""Gradients of all parameters of up to so many values are compared, and of so many larger ones, drawn every time."""
 _ALIKE, _EXACT = 1e-3, 1e-6
 """How far two computations of a gradient may differ, relative to its size, as they are and in double precision."""
 
@@ -233,11 +247,11 @@ class _WayBack:
         drawn = CHANCE.sample([row for row in range(rows) if row != sample], more)
         self.some = sorted([sample, *drawn])
         self.others = [row for row in range(rows) if row not in self.some]
-        trained = [one for one in model.parameters() if one.requires_grad]
-        large = [one for one in trained if one.numel() > SMALL]
-        self.parameters = [one for one in trained if one.numel() <= SMALL]
-        self.parameters += CHANCE.sample(large, min(LARGE, len(large)))
-        self.case, self.seed, self.loud = CHANCE.choice(CASES), CHANCE.getrandbits(62), CHANCE.choice((1.0, 10.0, 1e2))
+        self.case, self.seed = CHANCE.choice(CASES), CHANCE.getrandbits(62)
+        loud, quiet = CHANCE.choice((1.0, 10.0, 1e2)), 10 ** CHANCE.uniform(-12, -3)
+        self.trials = ((0.0, 1.0), (loud, 1.0), (loud * quiet, quiet))
+        """How large the gradients at the results of `some`, and of the others, are: both may make a difference."""
+        self.parameters = looked_at(model, self.seed)
         self.draw = torch.Generator()
 
     def mixes(self, value: Any, twin: Any) -> bool | None:
@@ -256,7 +270,9 @@ class _WayBack:
                 with moved(self.model, torch.Generator().manual_seed(self.seed), double=True):
                     return None if self._apart(_doubled(value), _EXACT) else True
             except Exception:
-                (one,), (two,) = (self._gradients(each, list(range(self.rows)), (0.0,)) for each in (value, twin))
+                (one,), (two,) = (
+                    self._gradients(each, list(range(self.rows)), self.trials[:1]) for each in (value, twin)
+                )
                 return None if _near(one, two, 1e2 * _ALIKE if self._short() else _ALIKE) else True
 
     def _short(self) -> bool:
@@ -266,18 +282,22 @@ class _WayBack:
 
     def _apart(self, value: Any, tolerance: float) -> bool:
         """Whether a batch's gradient is that of some samples plus that of the others."""
-        (rest,) = self._gradients(value, self.others, (1.0,))
-        whole = self._gradients(value, list(range(self.rows)), (0.0, self.loud))
-        own = self._gradients(value, self.some, (0.0, self.loud))
-        sums = ([_sum(*pair) for pair in zip(rest, each, strict=True)] for each in own)
-        return all(_near(one, two, tolerance) for one, two in zip(whole, sums, strict=True))
+        usual, quiet = self._gradients(value, self.others, self.trials[1:])
+        whole = self._gradients(value, list(range(self.rows)), self.trials)
+        own = self._gradients(value, self.some, self.trials)
+        for together, rest, one in zip(whole, (usual, usual, quiet), own, strict=True):
+            if not _near(together, [_sum(*pair) for pair in zip(rest, one, strict=True)], tolerance):
+                return False
+        return True
 
-    def _gradients(self, value: Any, members: list[int], louds: Sequence[float]) -> list[list[Tensor | None]]:
-        """The gradients of the parameters, with those at the results of `some` as many times as large as each says."""
+    def _gradients(
+        self, value: Any, members: list[int], trials: Sequence[tuple[float, float]]
+    ) -> list[list[Tensor | None]]:
+        """The gradients of the parameters, trial by trial."""
         _again(self.model, self.before)
         self.chance.begin(self.case)
         self.draw.manual_seed(self.seed)
-        factors = torch.tensor([[loud if row in self.some else 1.0 for row in members] for loud in louds])
+        factors = torch.tensor([[loud if row in self.some else rest for row in members] for loud, rest in trials])
         results, upstream, scales = list[Tensor](), list[Tensor](), list[Tensor]()
         run = self.run(value if len(members) == self.rows else chosen(value, self.dims, members))
         for tensor, place in zip(run, self.places, strict=True):
@@ -295,14 +315,14 @@ class _WayBack:
             results.append(tensor)
             upstream.append(drawn.to(tensor))
             after = [1] * (tensor.dim() - place.dim - 1)
-            scales.append(factors.repeat_interleave(size, 1).view(len(louds), -1, *after).to(tensor))
+            scales.append(factors.repeat_interleave(size, 1).view(len(trials), -1, *after).to(tensor))
         if not results:
-            return [[None] * len(self.parameters) for _ in louds]
+            return [[None] * len(self.parameters) for _ in trials]
         answers = list[list[Tensor | None]]()
-        for number in range(len(louds)):
+        for number in range(len(trials)):
             spread = [drawn * scale[number] for drawn, scale in zip(upstream, scales, strict=True)]
-            more = number + 1 < len(louds)
-            found = torch.autograd.grad(results, self.parameters, spread, retain_graph=more, allow_unused=True)
+            more = number + 1 < len(trials)
+            found = gone_back(results, self.parameters, spread, more)
             answers.append([None if one is None or one.is_sparse else one.detach() for one in found])
         return answers
 
@@ -319,14 +339,14 @@ def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
 def _near(one: Sequence[Tensor | None], two: Sequence[Tensor | None], tolerance: float) -> bool:
     """Whether two lists of gradients are the same up to rounding; what is not finite tells nothing."""
     pairs = [(a, b) for a, b in zip(one, two, strict=True) if a is not None or b is not None]
-    gaps = [_length(b) if a is None else _length(a) if b is None else _length(a - b) for a, b in pairs]
-    sizes = [max(0.0 if each is None else _length(each) for each in pair) for pair in pairs]
+    sizes = [max(map(_length, pair)) for pair in pairs]
+    gaps = [max(map(_length, (a, b))) if a is None or b is None else _length(a - b) for a, b in pairs]
     floor = 1e-3 * math.hypot(*(size for size in sizes if math.isfinite(size)))
     return not any(gap > tolerance * (size + floor) for gap, size in zip(gaps, sizes, strict=True))
 
 
-def _length(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector.detach(), dtype=torch.float64))
+def _length(vector: Tensor | None) -> float:
+    return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.detach(), dtype=torch.float64))
 
 
 def _doubled(value: Any) -> Any:
@@ -369,3 +389,71 @@ class LossWatch:
                 "samples mix: without one sample the losses of others change, so no per-sample bound exists, and "
                 f"none holds for the steps since this began. {ADVICE}"
             )
+
+
+# The losses themselves: one sample's may not depend on another's results.
+
+
+def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int = 1) -> None:
+    """Refuse losses of which one depends on another sample's result.
+
+    The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
+    reach their own results only.
+    """
+    rows = len(losses)
+    reached = [
+        (edge, place)
+        for call in calls
+        for edge, place in zip(call.edges, call.structure.outputs, strict=True)
+        if edge is not None
+    ]
+    if rows < 2 or not reached:
+        return
+    for _ in range(probes):
+        _check_sizes(losses, reached)
+    silent = _reach(losses, torch.zeros_like(losses), reached)
+    for _ in range(probes):
+        half = torch.tensor(CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1)), device=losses.device)
+        chosen = torch.zeros(rows, dtype=torch.bool, device=losses.device)
+        chosen[half] = True
+        found = _reach(losses, torch.zeros_like(losses).masked_fill(chosen, float("nan")), reached)
+        for hit, before in zip(found, silent, strict=True):
+            if bool((hit & ~before & ~(chosen if len(hit) == rows else torch.zeros_like(hit))).any()):
+                raise Mixing.because(LOSSES_MIX)
+
+
+LOSSES_MIX = (
+    "the loss of one sample depends on the model's results for others (or on a result that is not one per sample)"
+)
+
+
+def _check_sizes(losses: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> None:
+    """Refuse losses of which one's gradient at its results depends on how large those of others are."""
+    rows, edges = len(losses), [edge for edge, _ in reached]
+    others = torch.ones(rows, dtype=torch.bool, device=losses.device)
+    others[CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1))] = False
+    upstream = torch.rand(rows).add_(0.5).mul_(10 ** CHANCE.uniform(-9, 3)).to(losses)
+    twin = torch.where(others, upstream, upstream * CHANCE.choice((0.0, 1e3)))
+    pair = (torch.autograd.grad(losses, edges, each, retain_graph=True, allow_unused=True) for each in (upstream, twin))
+    for one, two, (_, place) in zip(*pair, reached, strict=True):
+        if one is None or two is None or place is None or one.shape[place.dim] % rows:
+            continue
+        a, b = (each.movedim(place.dim, 0).reshape(rows, -1)[others].double() for each in (one, two))
+        gap = (a - b).masked_fill_((a == b) | (a.isnan() & b.isnan()), 0).norm(dim=1)
+        if not bool((gap <= 1e-3 * a.nan_to_num(0, 0, 0).norm(dim=1)).all()):
+            raise Mixing.because(LOSSES_MIX)
+
+
+def _reach(losses: Tensor, spread: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> list[Tensor]:
+    """For each result the samples whose rows a gradient reaches; for one that is not per sample, whether any does."""
+    edges: list[Any] = [edge for edge, _ in reached]
+    answers = torch.autograd.grad(losses, edges, spread, retain_graph=True, allow_unused=True)
+    found = []
+    for answer, (_, place) in zip(answers, reached, strict=True):
+        if answer is None:
+            found.append(torch.zeros(len(losses), dtype=torch.bool, device=losses.device))
+        elif place is None or answer.shape[place.dim] % len(losses):
+            found.append((answer != 0).any()[None].expand(len(losses) + 1))
+        else:
+            found.append((answer != 0).movedim(place.dim, 0).reshape(len(losses), -1).any(1))
+    return found

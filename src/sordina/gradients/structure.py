@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, product
 from typing import Any
 
 import torch
@@ -50,11 +49,15 @@ from sordina.gradients._rehearsal import (
     Snapshot,
     WithoutChance,
     aside,
+    batch_dims,
+    batch_sizes,
     check_parameters,
     fingerprint,
     flipped,
+    gone_back,
     kept_words,
     limits_found,
+    looked_at,
     made,
     moved,
     part,
@@ -72,8 +75,6 @@ from sordina.gradients.tape import full_precision, gradients, names_of, passed_t
 Key = tuple[str, int]
 Form = tuple[int, ...]
 """The shape of a tensor, reduced to one sample."""
-SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34, 38)
-"""An odd and an even batch size to try a model with; those that occur among the sizes of its inputs are left out."""
 DOUBLE_LIMIT = 20_000_000
 """Models of up to so many parameters are studied in double precision."""
 ADVICE = "Remove what looks across the batch (batch statistics, contrastive terms, load balancing)."
@@ -197,7 +198,7 @@ class Study:
         mixing: Mixing | None = None
         mixed: list[Dims] = []
         failure: Exception | None = None
-        for dims in _options(value, rows, self.constant):
+        for dims in batch_dims(value, rows, self.constant):
             if any(one is not None and two is None for other in mixed for one, two in zip(other, dims, strict=True)):
                 continue
             silent: Structure | None = None
@@ -241,7 +242,7 @@ class Study:
     def _tried(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
     ) -> tuple[Structure, bool]:
-        few, many = _sizes(value)
+        few, many = batch_sizes(value)
         with (
             moved(self.model, self.generator, double),
             aside(self.model) as snapshot,
@@ -446,9 +447,9 @@ class StructureTrial:
             raise Mixing.because("the seed of random numbers depends on the samples, or on how many there are")
 
     def _check_swamped(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int) -> None:
-        """All samples but one infinite, to either side: beyond whatever a number of the batch is compared to."""
+        """All samples but one infinite, to either side, beyond what any number is compared to; or small, or large."""
         before = self._played(value, 0)[0]
-        for number in (math.inf, -math.inf):
+        for number in (math.inf, -math.inf, 1e-4, 1e4):
             try:
                 after = self._played(swamped(value, self.dims, sample, number), 0)[0]
             except Exception:
@@ -467,17 +468,34 @@ class StructureTrial:
             self.chance.begin(0)
 
     def _check_memory(self, larger: tuple[Any, Any]) -> None:
-        first, second = (self._after(each) for each in (larger, part(self.value, self.dims, 0, 2)))
-        for one, two in zip(first, second, strict=True):
-            if one.shape != two.shape or not close(one.detach(), two.detach(), None):
+        """What the model says of a batch, and its gradients, may not depend on the batch before."""
+        afterwards = [self._after(each) for each in (None, larger, part(self.value, self.dims, 0, 2))]
+        for one, two in (pair for later in afterwards[1:] for pair in zip(afterwards[0], later, strict=True)):
+            if one.shape != two.shape or not close(one, two, None):
                 raise Unsupported(
-                    "the model keeps data between batches: what it says of a batch depends on the batch before, so "
-                    "what one record changes has no bound. Remove the memory (queues, running averages, caches)."
+                    "the model keeps data between batches: what it says of a batch, or its gradient, depends on the "
+                    "batch before, so what one record changes has no bound. Remove the memory (queues, averages)."
                 )
 
-    def _after(self, before: tuple[Any, Any]) -> list[Tensor]:
-        self._fresh(lambda: self.study.plain(before))
-        return [tensor.detach() for tensor in self.study.plain(self.value)]
+    def _after(self, before: tuple[Any, Any] | None) -> list[Tensor]:
+        self.snapshot.restore()
+        if before is not None:
+            self._there_and_back(before, 1e9)
+        return self._there_and_back(self.value, 1.0)
+
+    def _there_and_back(self, value: tuple[Any, Any], loud: float) -> list[Tensor]:
+        """The model's results, and in a thorough study gradients of their squares."""
+        results = self.study.plain(value)
+        told = [tensor.detach() for tensor in results]
+        chosen = [tensor for tensor in results if tensor.requires_grad and tensor.is_floating_point()]
+        looked = looked_at(self.study.model, self.study.seed)
+        if not chosen or not looked or not self.study.thorough:
+            return told
+        try:
+            found = gone_back(chosen, looked, [tensor.detach() * loud for tensor in chosen])
+        except Exception:
+            return told  # no way back: it will be said elsewhere
+        return [*told, *(each.detach() for each in found if each is not None and not each.is_sparse)]
 
     def _gradients(
         self,
@@ -530,22 +548,6 @@ class StructureTrial:
             if place is not None and tensor.requires_grad
         ]
         return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
-
-
-def _options(value: tuple[Any, Any], rows: int, constant: frozenset[int]) -> Iterator[Dims]:
-    """For each tensor of the arguments the dimensions in which the samples may lie, most likely first."""
-    choices: list[list[int | None]] = []
-    for place, tensor in enumerate(tensors_in([value])):
-        dims: list[int | None] = [dim for dim, size in enumerate(tensor.shape) if size == rows]
-        choices.append([*([] if place in constant else dims), None])
-    options = (dims for dims in product(*choices) if any(dim is not None for dim in dims))
-    return islice(options, 12)
-
-
-def _sizes(value: tuple[Any, Any]) -> tuple[int, int]:
-    taken = {size for tensor in tensors_in([value]) for size in tensor.shape}
-    few, many = (next((size for size in sizes if size not in taken), sizes[-1]) for sizes in SIZES)
-    return few, many
 
 
 def _shapes(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._hooks import Gathering, Tap
+from sordina.gradients._rehearsal import RUN_BACKWARD
 from sordina.gradients.combined_terms import combine
 from sordina.gradients.layout import Fold, Layout
 from sordina.gradients.norms import Measured, Weights, in_range, measure, mend, written
@@ -75,8 +76,6 @@ def reachable(losses: Tensor, edge: GradientEdge) -> bool:
 # in the cache, and lets go of it and of the layer's input. The other taps are what the pass is asked for. So the memory
 # of the pass stays near that of ordinary training.
 
-_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
-"""What stands behind `torch.autograd.grad`, whose checks of its arguments take as long as a small layer."""
 Builder = Callable[[Tap, Tensor], Iterable[tuple[Tensor, Term]]]
 
 
@@ -124,10 +123,10 @@ def terms_of(
 def gradients(losses: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Sequence[Tensor | None]:
     """What `torch.autograd.grad` says of the sum of the losses at some edges."""
     ones = torch.ones_like(losses)
-    if _run_backward is None:
+    if RUN_BACKWARD is None:
         asked: list[Any] = list(edges)
         return torch.autograd.grad(losses, asked, ones, retain_graph=retain, allow_unused=True)
-    found: Sequence[Tensor | None] = _run_backward(
+    found: Sequence[Tensor | None] = RUN_BACKWARD(
         (losses,), (ones,), retain, False, tuple(edges), allow_unreachable=True, accumulate_grad=False
     )
     return found

@@ -9,7 +9,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from sordina.gradients import Engine
 from sordina.gradients._reads import Company, Reads, settled
 from sordina.gradients._rehearsal import Dims, aside, part
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.removal import LossWatch
 from sordina.models.metrics import accuracy, class_scores, number_scores
 from sordina.training.batches import Rows, as_rows, inputs_and_target
 
@@ -341,7 +342,11 @@ def _read_through(rows: Rows) -> tuple[Tensor, ...] | None:
 
 def _try(model: nn.Module, loss: Loss, columns: Sequence[Tensor]) -> None:
     inputs, target = inputs_and_target(tuple(columns))
-    per_sample(loss)(model(*inputs), target)
+    try:
+        per_sample(loss)(model(*inputs), target)
+    except RuntimeError:
+        with torch.enable_grad():  # there are models that take a derivative inside
+            per_sample(loss)(model(*inputs), target)
 
 
 def _whole(column: Tensor) -> bool:
@@ -449,7 +454,7 @@ class FailingRows:
         failing = [row for row in range(rows) if self._fails(part(batch, dims, row))]
         if not failing:
             raise error
-        if self.engine is not None and torch.is_grad_enabled():
+        if self.engine is not None and torch.is_grad_enabled() and not LossWatch.checking:
             self.engine.clear()
         places, where = iter(dims), torch.tensor(failing)
 
@@ -460,14 +465,17 @@ class FailingRows:
         return losses.index_fill(0, where.to(losses.device), 0.0)
 
     def _fails(self, row: Any) -> bool:
-        with torch.no_grad(), aside(self.model):
-            try:
-                self.losses(row)
-            except SordinaError:
-                raise
-            except Exception:
-                return True
-        return False
+        for gradients in (False, True):
+            unheard = nullcontext() if self.engine is None else self.engine.unheard()
+            with torch.set_grad_enabled(gradients), aside(self.model), unheard:
+                try:
+                    self.losses(row)
+                except SordinaError:
+                    raise
+                except Exception:
+                    continue  # without gradients models fail that take a derivative inside
+                return False
+        return True
 
 
 # Scores on held-out data, without noise: the guarantee does not cover these rows.

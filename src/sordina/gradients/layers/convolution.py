@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sordina.gradients.layers.linear import own
 from sordina.gradients.layout import Fold, widen
 from sordina.gradients.norms import NormEstimate, Weights, squared_lengths, unit_roundoff
-from sordina.gradients.terms import Dense, Term, chunks
+from sordina.gradients.terms import Dense, Outer, Term, chunks
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 ConvTranspose: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -55,14 +55,37 @@ class Correlation:
     def estimate(self) -> NormEstimate:
         """Written down in pieces of the batch that stay in cache; then summed on another path.
 
-        ``M <= |signal| |windows|`` (Cauchy-Schwarz), and a value of the image is in at most `_visits` windows.
+        ``M <= |signal| |windows|`` (Cauchy-Schwarz), and a value of the image is in at most `_visits` windows. Where
+        there are few places, a ghost norm of signal and windows costs less than to write the vectors down.
         """
+        if self._few_places:
+            return self._ghost()
         squares = torch.cat([squared_lengths(rows) for _, rows in self._pieces()])
         each = torch.linalg.vector_norm(self.signal, dim=1).double().flatten(1)
         sizes = torch.linalg.vector_norm(each, dim=1) * squared_lengths(self.image.flatten(1)).sqrt_()
         places = self.fold.by_row(each.count_nonzero(1)[:, None])[:, 0]
         majorant = self.fold.by_row(sizes[:, None])[:, 0] * self._visits**0.5
         return NormEstimate(squares, majorant, 0.0, 2 * (places + 2) * unit_roundoff(self.kind))
+
+    @property
+    def _few_places(self) -> bool:
+        """As in `outer`: a ghost norm costs ``T^2 (r + c)``, writing the vectors down ``T r c``."""
+        places, depth = self.fold.rows * prod(self.signal.shape[2:]), self.image.shape[1] * prod(self.kernel)
+        return self.groups == 1 and places * (self.signal.shape[1] + depth) < self.signal.shape[1] * depth
+
+    def _ghost(self) -> NormEstimate:
+        """The estimate of windows and signal as an `Outer`, in pieces of the batch; the sum goes another path."""
+        rows, places = self.fold.rows, prod(self.signal.shape[2:])
+        depth, found = self.image.shape[1] * prod(self.kernel), list[NormEstimate]()
+        for piece in chunks(self.units, rows * depth * places * self.image.element_size()):
+            where = slice(piece.start * rows, piece.stop * rows)
+            windows = self._windows(self._padded(self.image[where])).reshape(-1, depth, places).mT
+            left = self.signal[where].flatten(2).mT
+            units = piece.stop - piece.start
+            found.append(Outer(left.reshape(units, rows * places, -1), windows.reshape(units, -1, depth)).estimate())
+        majorant = torch.cat([each.majorant for each in found if each.majorant is not None])
+        sum_error = torch.cat([torch.as_tensor(each.sum_error) for each in found])
+        return NormEstimate(torch.cat([each.squares for each in found]), majorant, found[0].square_error, 2 * sum_error)
 
     @property
     def _visits(self) -> int:
