@@ -317,3 +317,27 @@ def test_a_row_that_fails_silences_nobody_else():
     with Engine(model) as engine:
         losses = FailingRows(model, lambda batch: finite(model(batch[0]), batch[1]), engine)(rows)
     assert losses.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7]
+
+
+class Draws(nn.Module):
+    """Every sample draws numbers of its own."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.steps, self.layer = kind, nn.Embedding(10, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        if self.kind == "time":
+            return self.layer(x + self.steps(torch.randint(0, 10, (len(x),))))
+        if self.kind == "category":
+            return self.layer(x + self.steps(torch.multinomial(torch.ones(len(x), 10), 1)[:, 0]))
+        return self.layer(x * torch.distributions.Gamma(torch.ones(len(x), 6), 1.0).sample())
+
+
+@pytest.mark.parametrize("kind", ["time", "category", "gamma"])
+def test_numbers_of_ones_own_are_no_mixing(kind):
+    """A diffusion model's time, for one: it had been refused."""
+    model = Draws(kind)
+    with Engine(model) as engine:
+        for _ in range(20):
+            engine.record(model(torch.randn(16, 6)).square().sum(1))

@@ -273,7 +273,7 @@ UNIFORM, NORMAL, YES, LONG, COUNT = (
 DRAWS = {
     "rand": UNIFORM, "rand_like": UNIFORM, "uniform_": UNIFORM, "randn": NORMAL, "randn_like": NORMAL, "normal": NORMAL,
     "normal_": NORMAL, "cauchy_": NORMAL, "bernoulli": YES, "bernoulli_": YES, "poisson": YES, "exponential_": LONG,
-    "log_normal_": LONG, "geometric_": COUNT, "random_": COUNT,
+    "log_normal_": LONG, "geometric_": COUNT, "random_": COUNT, "_standard_gamma": LONG, "binomial": YES,
 }  # fmt: skip
 """What random numbers are replaced by: an ordinary value, a low one and a high one."""
 CASES = (0, 1, 2)
@@ -286,7 +286,21 @@ RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions that drop values inside, and the place of the rate among their arguments."""
 
 
-WATCHED = DROPOUTS | DRAWS.keys() | RATES.keys() | {"rrelu", "gumbel_softmax"}
+WHOLE = {"randint", "randint_like", "multinomial"}
+"""Functions that draw whole numbers."""
+
+
+def _ends(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, int]:
+    """What whole numbers are replaced by: the least one, the same, and the largest."""
+    if name == "multinomial":
+        return 0, 0, (args[0] if args else kwargs["input"]).shape[-1] - 1
+    given = [each for each in args if isinstance(each, int)]
+    high = kwargs.get("high", given[-1] if given else 1)
+    low = kwargs.get("low", given[0] if len(given) + ("high" in kwargs) > 1 else 0)
+    return low, low, high - 1
+
+
+WATCHED = DROPOUTS | DRAWS.keys() | RATES.keys() | WHOLE | {"rrelu", "gumbel_softmax"}
 
 
 class WithoutChance(TorchFunctionMode):
@@ -350,6 +364,9 @@ class WithoutChance(TorchFunctionMode):
         if name in DRAWS and isinstance(result, Tensor) and (foreign or self.own is None):
             with torch.no_grad():
                 result.fill_(DRAWS[name][self.case % len(CASES)])
+        elif name in WHOLE and isinstance(result, Tensor) and (foreign or self.own is None):
+            with torch.no_grad():
+                result.fill_(_ends(name, args, kwargs)[self.case % len(CASES)])
         return result
 
 
@@ -513,6 +530,10 @@ class Snapshot:
             if len(hooks) != len(those):
                 hooks.clear()
                 hooks.update(those)
+        self.restore_chance()
+
+    def restore_chance(self) -> None:
+        """Put the states of chance back, and nothing else."""
         torch.set_rng_state(self._chance[0])
         random.setstate(self._chance[1])
         np.random.set_state(self._chance[2])  # noqa: NPY002

@@ -468,7 +468,6 @@ class StructureTrial:
             self.chance.begin(0)
 
     def _check_memory(self, larger: tuple[Any, Any]) -> None:
-        """What the model says of a batch, and its gradients, may not depend on the batch before."""
         afterwards = [self._after(each) for each in (None, larger, part(self.value, self.dims, 0, 2))]
         for one, two in (pair for later in afterwards[1:] for pair in zip(afterwards[0], later, strict=True)):
             if one.shape != two.shape or not close(one, two, None):
@@ -481,6 +480,7 @@ class StructureTrial:
         self.snapshot.restore()
         if before is not None:
             self._there_and_back(before, 1e9)
+            self.snapshot.restore_chance()
         return self._there_and_back(self.value, 1.0)
 
     def _there_and_back(self, value: tuple[Any, Any], loud: float) -> list[Tensor]:
