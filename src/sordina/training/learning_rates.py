@@ -291,7 +291,7 @@ class AutomaticRate(DistanceRate):
             return self._by_distance(state, gradient, noise)
         if not typical.found and 4 * (state.step + 1) < state.steps:
             return replace(state, step=state.step + 1, rate=0.0)
-        weights, root = len(gradient), math.sqrt(state.steps) * state.adds_up
+        weights, root = len(gradient), math.sqrt(state.steps)
         past = min(state.moving, _MEMORY - 1)
         ratio = float(gradient.norm()) / noise
         if not ratio < 1e100 or not all(1e-100 < one < 1e100 for one in (noise, typical.norm)):
@@ -300,14 +300,14 @@ class AutomaticRate(DistanceRate):
         doubt = _CERTAIN * math.sqrt(2 * weights / (past + 1))
         signal = math.sqrt(max(recent, doubt, 1.0))
         largest = max(state.largest, signal)
-        room = root * typical.norm / noise
+        room = root / state.adds_up * typical.norm / noise
         walk = state.convex * self.walk / typical.norm * min(1.0, room / _HOPEFUL)
         if state.convex == 1:
             walk = min(walk, _SWAMPED * state.first * min(1.0, max(_CALM, math.sqrt(_AMPLE / room))))
-        strong = min(root * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
+        strong = min(root / state.adds_up * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
         walk *= min(max(1.0, strong), _LONGER)
         reach = state.convex * self.reach / typical.norm * math.sqrt(signal / largest)
-        rate = min(reach / signal, walk / root) / noise * fall(state.step, state.steps)
+        rate = min(reach / signal, walk / (root * state.adds_up)) / noise * fall(state.step, state.steps)
         return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
 
     def _by_distance(self, state: AutomaticState, gradient: Tensor, noise: float) -> DistanceState:
