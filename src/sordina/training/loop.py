@@ -349,10 +349,12 @@ class Private:
             return
         if self.plan.private and (self.plan.before is None or not first):
             raise InvalidInput("the principal components of the model's first layer are not paid for by this run.")
+        self.check_untrained()
         if self.team.leads:
             find_components(layer, self.rows, self.plan.before, self.rng)
         self.team.agree(layer.weight.detach())
         layer.released.fill_(True)
+        self.check_untrained(restored=True)  # from here on
         if self.keeper is not None:
             self.keeper.save()
 
@@ -485,7 +487,7 @@ class Private:
         """Refuse to save a model in which anything but trained parameters has changed (`UntrainedState`).
 
         Args:
-            restored: The state was just read from a checkpoint, where it was checked: it is the one to compare with.
+            restored: The state was read from a checkpoint, where it was checked, or released: compare with this one.
         """
         if self._untrained is not None and restored:
             self._untrained = UntrainedState(self.model, self.public_buffers)
