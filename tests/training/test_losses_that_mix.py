@@ -154,3 +154,14 @@ def test_what_shows_in_large_batches_or_by_their_size_is_refused_before_anything
     with pytest.raises(InvalidInput, match="depends on other samples"):
         trainer.fit(data)
     assert not folder.exists()
+
+
+def test_losses_cut_at_a_median_of_the_batch_are_refused():
+    """One row, however loud, moves no median: half of a batch had been silenced by one record."""
+
+    def trimmed(output, target):
+        losses = F.cross_entropy(output, target, reduction="none")
+        return torch.minimum(losses, 20 * losses.detach().nanmedian())
+
+    with pytest.raises(InvalidInput, match="depends on other samples"):
+        per_sample(trimmed)(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))

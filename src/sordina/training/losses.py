@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,8 @@ def _kept(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:
                 continue  # a value that the loss does not take: that it says so is dealt with row by row
             if after.shape != before.shape or not torch.equal(after[rest], before[rest]):
                 return False
+    if not _kept_among_equals(loss, outputs, targets, before):
+        return False
     fewer = rows - rows // 3
     try:
         after = _tried(loss, outputs[:fewer], targets[:fewer])
@@ -210,6 +213,26 @@ def _kept(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:
         return True
     tolerance = 1e-4 if before.dtype in (torch.float32, torch.float64) else 3e-2
     return after.shape == before[:fewer].shape and torch.allclose(after, before[:fewer], tolerance, tolerance)
+
+
+def _kept_among_equals(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:
+    """Whether a row's loss stays ``before`` among rows that all have a very small, or a very large one.
+
+    One row does not move a median, or a quantile, but all others do.
+    """
+    row, rows = len(before) // 2, len(before)
+    try:
+        for factor, extreme in product((100, -100), (torch.argmin, torch.argmax)):
+            other = int(extreme(_tried(loss, outputs * factor, targets)))
+            where = torch.full((rows,), other, device=outputs.device)
+            company, goals = (outputs * factor)[where], targets[where]
+            company[row], goals[row] = outputs[row], targets[row]
+            after = _tried(loss, company, goals)
+            if after.shape != before.shape or not torch.equal(after[row], before[row]):
+                return False
+    except Exception:
+        return True  # values that the loss does not take
+    return True
 
 
 def _twins(outputs: Tensor, targets: Tensor, row: int) -> Iterator[tuple[Tensor, Tensor]]:
