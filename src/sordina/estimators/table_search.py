@@ -97,17 +97,6 @@ def tune_table(
     )
     unit = Unit.RECORD if split.table.owners is None else Unit.USER
 
-    def fit() -> TableModel:
-        if ledger is None or dataset_budget is None:
-            model = search()
-            warn_unbooked(model.estimator.event_, budget.delta)
-            return model
-        what = f"search over {len(names)} kinds of model"
-        with ledger.reserve(dataset_budget, plan, what=what, unit=unit) as reservation:
-            model = search()
-            reservation.settle()
-        return model
-
     def search() -> TableModel:
         scores = []
         for name, estimator in zip(names, estimators, strict=True):
@@ -120,9 +109,33 @@ def tune_table(
 
     asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"model": ",".join(names)}
     asked = command_of(asked, "tune")
+
+    def fit() -> TableModel:
+        return _booked(search, plan, budget, unit, f"search over {len(names)} kinds of model", ledger, dataset_budget)
+
     return keep(
         folder, fit, split, f"chosen among {', '.join(names)} on held-out units", asked, dataset_budget, progress
     )
+
+
+def _booked(
+    search: Callable[[], TableModel],
+    plan: Event,
+    budget: Budget,
+    unit: Unit,
+    what: str,
+    ledger: Ledger | None,
+    dataset_budget: str | None,
+) -> TableModel:
+    """The model that ``search`` finds, paid for in the ledger if there is one."""
+    if ledger is None or dataset_budget is None:
+        model = search()
+        warn_unbooked(model.estimator.event_, budget.delta)
+        return model
+    with ledger.reserve(dataset_budget, plan, what=what, unit=unit) as reservation:
+        model = search()
+        reservation.settle()
+    return model
 
 
 def plan_fits(make: Callable[[Budget], list[PrivateEstimator]], budget: Budget, units: int) -> tuple[list[Any], Event]:

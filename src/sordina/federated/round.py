@@ -248,15 +248,7 @@ def federate(
         observe: Shown every round.
         keeper: Keeps the run on disk.
     """
-    if rounds < 1 or every < 1:
-        raise InvalidInput(f"a run has at least one round and validates at least once, got {rounds} and {every}.")
-    if validation is not None and validation.metrics is not None:
-        if keeper is not None:
-            raise Unsupported(
-                "randomised client metrics are counted in this process only: a run that is kept, and may be resumed, "
-                "would ask held-out clients more often than they agreed to."
-            )
-        validation.metrics.check(rounds // every)
+    _check_validation(rounds, every, validation, keeper)
     strategy, placement = method.strategy, method.placement
     side, secret = ClientSide(method.work, placement), isinstance(placement, Central)
     placement.check(method.selection, rounds)
@@ -291,6 +283,18 @@ def federate(
     return FederatedRun(
         ended, best, now.history, statement, leakage(engine), now.privacy, strategy.configure(now.state)
     )
+
+
+def _check_validation(rounds: int, every: int, validation: Validation | None, keeper: Keeper | None) -> None:
+    if rounds < 1 or every < 1:
+        raise InvalidInput(f"a run has at least one round and validates at least once, got {rounds} and {every}.")
+    if validation is not None and validation.metrics is not None:
+        if keeper is not None:
+            raise Unsupported(
+                "randomised client metrics are counted in this process only: a run that is kept, and may be resumed, "
+                "would ask held-out clients more often than they agreed to."
+            )
+        validation.metrics.check(rounds // every)
 
 
 def _scored(now: FederationState, strategy: ServerStrategy[Any], validation: Validation | None) -> Score | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sordina.gradients import explicit
-from sordina.gradients.checks import Problem, check, check_losses, fix
-from sordina.gradients.engine import Engine
+from sordina.gradients.checks import Problem, check, fix
+from sordina.gradients.engine import Engine, check_losses
 from sordina.gradients.layout import Layout
 from sordina.gradients.tape import GhostTape
 

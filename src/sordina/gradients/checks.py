@@ -6,15 +6,14 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from sordina.errors import InvalidInput, Unsupported
+from sordina.errors import Unsupported
 
 # What would break a per-sample bound, found before training.
 
@@ -119,26 +118,6 @@ TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (
     _embedding,
     _lazy,
 )
-
-
-def check_losses(losses: Any, batch: int | None = None) -> Tensor:
-    """Refuse anything but one loss per sample.
-
-    Args:
-        losses: What the loss function returned.
-        batch: How many samples there were.
-    """
-    if not isinstance(losses, Tensor):
-        raise InvalidInput(f"losses must be a tensor with one loss per sample, got {type(losses).__name__}.")
-    if losses.dim() == 0:
-        raise InvalidInput("the loss is a single number: per-sample losses are needed, use reduction='none'.")
-    if losses.dim() != 1:
-        raise InvalidInput(f"losses must have shape (B,), got {tuple(losses.shape)}: reduce each sample to one number.")
-    if batch is not None and len(losses) != batch:
-        raise InvalidInput(f"{len(losses)} losses for {batch} samples: return exactly one loss per sample.")
-    if len(losses) and not losses.requires_grad:
-        raise InvalidInput("the losses have no graph: run the forward pass with gradients enabled.")
-    return losses
 
 
 # Repair what can be repaired in a model, so that it trains privately.

@@ -21,7 +21,7 @@ from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._calls import ModelCall, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
 from sordina.gradients._rehearsal import aside
-from sordina.gradients.checks import check, check_losses
+from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
 from sordina.gradients.one_by_one import BackwardPiece, Backwards, folded
 from sordina.gradients.removal import RemovalSchedule, check_losses_apart
@@ -268,3 +268,23 @@ class Engine:
         if message not in self._told:
             self._told.add(message)
             log.warning(message)
+
+
+def check_losses(losses: Any, batch: int | None = None) -> Tensor:
+    """Refuse anything but one loss per sample.
+
+    Args:
+        losses: What the loss function returned.
+        batch: How many samples there were.
+    """
+    if not isinstance(losses, Tensor):
+        raise InvalidInput(f"losses must be a tensor with one loss per sample, got {type(losses).__name__}.")
+    if losses.dim() == 0:
+        raise InvalidInput("the loss is a single number: per-sample losses are needed, use reduction='none'.")
+    if losses.dim() != 1:
+        raise InvalidInput(f"losses must have shape (B,), got {tuple(losses.shape)}: reduce each sample to one number.")
+    if batch is not None and len(losses) != batch:
+        raise InvalidInput(f"{len(losses)} losses for {batch} samples: return exactly one loss per sample.")
+    if len(losses) and not losses.requires_grad:
+        raise InvalidInput("the losses have no graph: run the forward pass with gradients enabled.")
+    return losses

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import check_confidence, number
-from sordina.privacy import check_epsilon
+from sordina.privacy import Adjacency, Guarantee, Trust, Unit, check_epsilon
 from sordina.random.generators import BitStream, bit_stream
 
 BITS = 63
@@ -215,6 +216,27 @@ def frequency_estimate(
     """
     errors = np.sqrt(np.maximum(variances, 0.0) / people) / contrast
     return LocalEstimate((means - base) / contrast, errors, people, check_confidence(confidence))
+
+
+def local_guarantee(epsilon: float, unit: Unit) -> Guarantee:
+    """Any value of one person against any other, with nobody to be trusted."""
+    return Guarantee(epsilon, 0.0, Adjacency.REPLACE_ONE, unit, Trust.LOCAL)
+
+
+class PureAnswer:
+    """What one pure answer is worth: shared by protocols, each of which states its ``epsilon`` and its ``unit``."""
+
+    epsilon: float
+    unit: Unit
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Pure epsilon-DP in the local model."""
+        return local_guarantee(self.epsilon, self.unit)
+
+    def event(self) -> events.Event:
+        """Pure epsilon-DP, for each person's one answer."""
+        return events.PureDP(self.epsilon)
 
 
 def some(answers: NDArray[np.generic] | Floats) -> int:

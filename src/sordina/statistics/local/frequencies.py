@@ -32,17 +32,19 @@ from sordina._arguments import checked
 from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import open_integers, settle, source, whole, word
-from sordina.privacy import Adjacency, Guarantee, Trust, Unit
+from sordina.privacy import Guarantee, Unit
 from sordina.statistics.local.coins import (
     WHOLE,
     Floats,
     Integers,
     LocalEstimate,
+    PureAnswer,
     Words,
     column_sums,
     frequency_estimate,
     lie,
     local_epsilon,
+    local_guarantee,
     some,
     toss,
     toss_words,
@@ -97,11 +99,6 @@ class FrequencyProtocol(Protocol):
         ...
 
 
-def local_guarantee(epsilon: float, unit: Unit) -> Guarantee:
-    """Any value of one person against any other, with nobody to be trusted."""
-    return Guarantee(epsilon, 0.0, Adjacency.REPLACE_ONE, unit, Trust.LOCAL)
-
-
 def check_categories(values: object) -> int:
     """``values`` if it is a number of categories."""
     return whole("values", values, least=2)
@@ -142,9 +139,35 @@ def estimate_two_chances(
     return frequency_estimate(means, variances, own - other, other, people, confidence)
 
 
+class OneOfManyValues(PureAnswer):
+    """What protocols with two chances share: the formulas at the top, for the fields that each of them states.
+
+    A protocol in which other values are not told by one chance only states ``variances`` and ``error`` itself.
+    """
+
+    values: int
+
+    def __post_init__(self) -> None:
+        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
+        settle(self, unit=word("unit", Unit, self.unit))
+
+    @property
+    def chances(self) -> tuple[float, float]:
+        """That an answer supports the person's own value, p, and any other one, q."""
+        raise NotImplementedError
+
+    def variances(self, shares: Floats, people: int) -> Floats:
+        """Of every estimate, the data fixed, by the formula at the top."""
+        return two_chances(shares, *self.chances, people)
+
+    def error(self, people: int) -> float:
+        """On average over the values, whatever the shares."""
+        return average_error(*self.chances, self.values, people)
+
+
 @checked
 @dataclass(frozen=True)
-class GRR:
+class GRR(OneOfManyValues):
     """Generalised randomised response: the value itself, or with a chance rounded up any other one.
 
     *Proof.* An answer y has chance ``1 - L`` for the value y and ``L / (K - 1)`` for any other; their ratio is at most
@@ -162,23 +185,10 @@ class GRR:
     unit: Unit = Unit.USER
     name = "grr"
 
-    def __post_init__(self) -> None:
-        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
-        settle(self, unit=word("unit", Unit, self.unit))
-
     @property
     def bits(self) -> float:
         """``log2 K``."""
         return math.log2(self.values)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     @property
     def lie(self) -> int:
@@ -186,7 +196,8 @@ class GRR:
         return lie(self.epsilon, self.values - 1)
 
     @property
-    def _chances(self) -> tuple[float, float]:
+    def chances(self) -> tuple[float, float]:
+        """``p = 1 - L`` and ``q = L / (K - 1)``."""
         return 1 - self.lie / WHOLE, self.lie / WHOLE / (self.values - 1)
 
     def randomize(self, values: Any, generator: np.random.Generator | None = None) -> Integers:
@@ -201,20 +212,12 @@ class GRR:
         """``(c_v / n - q) / (p - q)``."""
         given = open_categories(answers, self.values)
         counts = np.bincount(given, minlength=self.values)
-        return estimate_two_chances(counts, *self._chances, some(given), confidence, population)
-
-    def variances(self, shares: Floats, people: int) -> Floats:
-        """By the formula at the top, ``p = 1 - L`` and ``q = L / (K - 1)``."""
-        return two_chances(shares, *self._chances, people)
-
-    def error(self, people: int) -> float:
-        """On average over the values, whatever the shares."""
-        return average_error(*self._chances, self.values, people)
+        return estimate_two_chances(counts, *self.chances, some(given), confidence, population)
 
 
 @checked
 @dataclass(frozen=True)
-class OUE:
+class OUE(OneOfManyValues):
     """Optimised unary encoding (Wang et al. 2017): one bit per value; the own bit is a fair coin, any other is rarer.
 
     *Proof.* Between values x and x' only their two bits differ in law. The likeliest answer for x against x' has bit x
@@ -234,28 +237,20 @@ class OUE:
     unit: Unit = Unit.USER
     name = "oue"
 
-    def __post_init__(self) -> None:
-        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
-        settle(self, unit=word("unit", Unit, self.unit))
-
     @property
     def bits(self) -> float:
         """K."""
         return float(self.values)
 
     @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
-
-    @property
     def lie(self) -> int:
         """The chance of a bit that is not the person's, in 2^-63."""
         return lie(self.epsilon, 1)
+
+    @property
+    def chances(self) -> tuple[float, float]:
+        """``p = 1/2`` and ``q = L``."""
+        return 0.5, self.lie / WHOLE
 
     @property
     def words(self) -> int:
@@ -277,15 +272,7 @@ class OUE:
         """``(c_v / n - q) / (1/2 - q)``."""
         given = open_words(answers, self.words)
         counts = column_sums(given, self.values)
-        return estimate_two_chances(counts, 0.5, self.lie / WHOLE, some(given), confidence, population)
-
-    def variances(self, shares: Floats, people: int) -> Floats:
-        """By the formula at the top, ``p = 1/2``."""
-        return two_chances(shares, 0.5, self.lie / WHOLE, people)
-
-    def error(self, people: int) -> float:
-        """On average over the values, whatever the shares."""
-        return average_error(0.5, self.lie / WHOLE, self.values, people)
+        return estimate_two_chances(counts, *self.chances, some(given), confidence, population)
 
 
 def open_words(answers: Any, words: int) -> Words:
@@ -381,7 +368,8 @@ class Memoised:
         return kept ^ flips
 
     @property
-    def _chances(self) -> tuple[float, float]:
+    def chances(self) -> tuple[float, float]:
+        """``p = 1/2`` and Q of a report (see `flip`)."""
         q, f = self.permanent.lie / WHOLE, self.flip / WHOLE
         return 0.5, q + f * (1 - 2 * q)
 
@@ -395,12 +383,12 @@ class Memoised:
         """
         given = open_words(answers, self.permanent.words)
         counts = column_sums(given, self.values)
-        return estimate_two_chances(counts, *self._chances, some(given), confidence, population)
+        return estimate_two_chances(counts, *self.chances, some(given), confidence, population)
 
     def variances(self, shares: Floats, people: int) -> Floats:
         """Of every estimate from one round of reports."""
-        return two_chances(shares, *self._chances, people)
+        return two_chances(shares, *self.chances, people)
 
     def error(self, people: int) -> float:
         """On average over the values, from one round; many rounds go down to ``permanent.error(people)``, not below."""
-        return average_error(*self._chances, self.values, people)
+        return average_error(*self.chances, self.values, people)

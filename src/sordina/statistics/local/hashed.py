@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordina._arguments import checked
-from sordina.accounting import events
 from sordina.errors import InvalidInput
-from sordina.mechanisms.mechanism import open_integers, settle, source, whole, word
-from sordina.privacy import Guarantee, Unit
+from sordina.mechanisms.mechanism import open_integers, source, whole
+from sordina.privacy import Unit
 from sordina.statistics.local.coins import (
     WHOLE,
     Floats,
@@ -26,15 +25,12 @@ from sordina.statistics.local.coins import (
     LocalEstimate,
     frequency_estimate,
     lie,
-    local_epsilon,
     some,
     toss,
 )
 from sordina.statistics.local.frequencies import (
-    average_error,
-    check_categories,
+    OneOfManyValues,
     estimate_two_chances,
-    local_guarantee,
     open_categories,
     two_chances,
 )
@@ -47,7 +43,7 @@ _PAIRS_AT_ONCE = 1 << 24
 
 @checked
 @dataclass(frozen=True)
-class OLH:
+class OLH(OneOfManyValues):
     """Optimised local hashing (Wang et al. 2017): randomised response on a random hash of the value.
 
     The hash is linear: x as digits ``x_1 ... x_m`` in base g, a prime, and ``h_a(x) = sum_d a_d x_d mod g`` with random
@@ -69,10 +65,6 @@ class OLH:
     epsilon: float
     unit: Unit = Unit.USER
     name = "olh"
-
-    def __post_init__(self) -> None:
-        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
-        settle(self, unit=word("unit", Unit, self.unit))
 
     @cached_property
     def range(self) -> int:
@@ -99,21 +91,13 @@ class OLH:
         return (self.digits + 1) * math.log2(self.range)
 
     @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
-
-    @property
     def lie(self) -> int:
         """The chance of another hash, in 2^-63."""
         return lie(self.epsilon, self.range - 1)
 
     @property
-    def _chances(self) -> tuple[float, float]:
+    def chances(self) -> tuple[float, float]:
+        """``p = 1 - L`` and ``q = 1/g``."""
         return 1 - self.lie / WHOLE, 1 / self.range
 
     def randomize(self, values: Any, generator: np.random.Generator | None = None) -> Integers:
@@ -138,7 +122,7 @@ class OLH:
         given = self._open(answers)
         fast = self.range ** (self.digits + 1) <= _LARGEST_TABLE
         counts = self._transformed(given) if fast else self._compared(given)
-        return estimate_two_chances(counts, *self._chances, some(given), confidence, population)
+        return estimate_two_chances(counts, *self.chances, some(given), confidence, population)
 
     def _open(self, answers: Any) -> Integers:
         given, _ = open_integers(answers)
@@ -172,14 +156,6 @@ class OLH:
             counts[start : start + block] = (hashes == given[:, 1:]).sum(axis=0)
         return counts
 
-    def variances(self, shares: Floats, people: int) -> Floats:
-        """``p = 1 - L`` and ``q = 1/g``."""
-        return two_chances(shares, *self._chances, people)
-
-    def error(self, people: int) -> float:
-        """On average over the values, whatever the shares."""
-        return average_error(*self._chances, self.values, people)
-
 
 def _primes(most: int) -> list[int]:
     found: list[int] = []
@@ -191,7 +167,7 @@ def _primes(most: int) -> list[int]:
 
 @checked
 @dataclass(frozen=True)
-class HadamardResponse:
+class HadamardResponse(OneOfManyValues):
     """Hadamard response (Acharya, Sun and Zhang 2019): an answer from the half of a block that the value marks.
 
     The answers are ``0 .. B b - 1``, B blocks of b. A value belongs to block ``x mod B`` and to a row
@@ -216,10 +192,6 @@ class HadamardResponse:
     unit: Unit = Unit.USER
     name = "hadamard"
 
-    def __post_init__(self) -> None:
-        settle(self, values=check_categories(self.values), epsilon=local_epsilon(self.epsilon))
-        settle(self, unit=word("unit", Unit, self.unit))
-
     @cached_property
     def blocks(self) -> int:
         """B, a power of two."""
@@ -235,15 +207,6 @@ class HadamardResponse:
     def bits(self) -> float:
         """``log2 (B b)``."""
         return math.log2(self.blocks * self.block)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     @property
     def lie(self) -> int:

@@ -28,8 +28,17 @@ from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import check_confidence, open_floats, settle, source, whole, word
 from sordina.privacy import Guarantee, Unit
-from sordina.statistics.local.coins import WHOLE, Floats, Integers, LocalEstimate, lie, local_epsilon, some, toss
-from sordina.statistics.local.frequencies import local_guarantee
+from sordina.statistics.local.coins import (
+    WHOLE,
+    Floats,
+    Integers,
+    LocalEstimate,
+    PureAnswer,
+    lie,
+    local_epsilon,
+    some,
+    toss,
+)
 
 _FINE = 53
 _CELLS = 1 << 40
@@ -108,16 +117,24 @@ def mean_estimate(answers: Any, confidence: float) -> LocalEstimate:
     )
 
 
-def _settle_mean(protocol: Any) -> None:
-    low, high = check_range(protocol.low, protocol.high)
-    settle(
-        protocol, low=low, high=high, epsilon=local_epsilon(protocol.epsilon), unit=word("unit", Unit, protocol.unit)
-    )
+class OneNumber(PureAnswer):
+    """What protocols for one bounded number share, for the fields that each of them states."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low, high = check_range(self.low, self.high)
+        settle(self, low=low, high=high, epsilon=local_epsilon(self.epsilon), unit=word("unit", Unit, self.unit))
+
+    def estimate(self, answers: Any, *, confidence: float = 0.95) -> LocalEstimate:
+        """The mean of the answers (see `MeanProtocol.estimate`)."""
+        return mean_estimate(answers, confidence)
 
 
 @checked
 @dataclass(frozen=True)
-class Duchi:
+class Duchi(OneNumber):
     """Two points beyond the range (Duchi, Jordan and Wainwright 2018): best for small epsilon.
 
     *Proof.* A number at u in [0, 1] of its range becomes a bit that is 1 with chance u, by 53 exact coins; the bit is
@@ -136,18 +153,6 @@ class Duchi:
     epsilon: float
     unit: Unit = Unit.USER
     name = "duchi"
-
-    def __post_init__(self) -> None:
-        _settle_mean(self)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     @property
     def lie(self) -> int:
@@ -168,10 +173,6 @@ class Duchi:
         middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
         return np.where(bits, middle + half * self._reach, middle - half * self._reach)
 
-    def estimate(self, answers: Any, *, confidence: float = 0.95) -> LocalEstimate:
-        """The mean of the answers."""
-        return mean_estimate(answers, confidence)
-
     def variance(self, value: float) -> float:
         """``(C^2 - x^2) half^2``."""
         half = (self.high - self.low) / 2
@@ -185,7 +186,7 @@ class Duchi:
 
 @checked
 @dataclass(frozen=True)
-class Piecewise:
+class Piecewise(OneNumber):
     """A window around the number, rarely a place outside (Wang et al. 2019): best for large epsilon.
 
     *Proof.* The answer is one of 2^40 places. A number picks a window of w places; a place of the window has chance
@@ -205,18 +206,6 @@ class Piecewise:
     epsilon: float
     unit: Unit = Unit.USER
     name = "piecewise"
-
-    def __post_init__(self) -> None:
-        _settle_mean(self)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     @cached_property
     def window(self) -> int:
@@ -247,10 +236,6 @@ class Piecewise:
         base, slope = self._line
         return self.low + (self.high - self.low) * ((places - base) / (slope * free))
 
-    def estimate(self, answers: Any, *, confidence: float = 0.95) -> LocalEstimate:
-        """The mean of the answers."""
-        return mean_estimate(answers, confidence)
-
     def variance(self, value: float) -> float:
         """From the first two moments of a place."""
         width, miss = self.window / _CELLS, self.lie / WHOLE
@@ -271,7 +256,7 @@ class Piecewise:
 
 @checked
 @dataclass(frozen=True)
-class Hybrid:
+class Hybrid(OneNumber):
     """The piecewise mechanism or Duchi's, by a coin that does not look at the number (Wang et al. 2019).
 
     *Proof.* Whatever the coin shows, the answer is epsilon-DP.
@@ -288,18 +273,6 @@ class Hybrid:
     epsilon: float
     unit: Unit = Unit.USER
     name = "hybrid"
-
-    def __post_init__(self) -> None:
-        _settle_mean(self)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     @property
     def share(self) -> float:
@@ -321,10 +294,6 @@ class Hybrid:
         answers[pieces] = piecewise.randomize(flat[pieces], rng)
         answers[~pieces] = duchi.randomize(flat[~pieces], rng)
         return answers
-
-    def estimate(self, answers: Any, *, confidence: float = 0.95) -> LocalEstimate:
-        """The mean of the answers."""
-        return mean_estimate(answers, confidence)
 
     def variance(self, value: float) -> float:
         """The mean of both variances, as both are unbiased."""

@@ -19,12 +19,21 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from sordina._arguments import checked
-from sordina.accounting import events
 from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import settle, source, whole, word
-from sordina.privacy import Guarantee, Unit
-from sordina.statistics.local.coins import WHOLE, Integers, LocalEstimate, Words, lie, local_epsilon, some, toss
-from sordina.statistics.local.frequencies import estimate_two_chances, local_guarantee, two_chances
+from sordina.privacy import Unit
+from sordina.statistics.local.coins import (
+    WHOLE,
+    Integers,
+    LocalEstimate,
+    PureAnswer,
+    Words,
+    lie,
+    local_epsilon,
+    some,
+    toss,
+)
+from sordina.statistics.local.frequencies import estimate_two_chances, two_chances
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 -'."
 """The characters that are told apart by default; capitals count as small letters."""
@@ -51,7 +60,7 @@ class HeavyHitters:
 
 @checked
 @dataclass(frozen=True)
-class CommonStrings:
+class CommonStrings(PureAnswer):
     """Which strings are common, and how common.
 
     A prefix is hashed by ``(a_1 x_1 + a_2 x_2 + b mod 2^64) >> (64 - k)``, x_1 and x_2 the halves of its number, a_1,
@@ -105,15 +114,6 @@ class CommonStrings:
     def _empty_variance(self, size: int) -> float:
         own = 1 - lie(self.epsilon, size - 1) / WHOLE
         return float(two_chances(np.zeros(1), own, 1 / size, 1)[0])
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     @property
     def lie(self) -> int:

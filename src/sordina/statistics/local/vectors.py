@@ -15,8 +15,7 @@ from sordina.errors import InvalidInput
 from sordina.mechanisms.mechanism import check_confidence, number, open_floats, settle, source, whole, word
 from sordina.privacy import Adjacency, Budget, Guarantee, Trust, Unit, check_delta, check_positive
 from sordina.random.noise import add_gaussian
-from sordina.statistics.local.coins import Floats, LocalEstimate, local_epsilon, some
-from sordina.statistics.local.frequencies import local_guarantee
+from sordina.statistics.local.coins import Floats, LocalEstimate, PureAnswer, local_epsilon, some
 from sordina.statistics.local.means import Hybrid, check_range
 
 _BELOW = 1 - 2.0**-40
@@ -111,7 +110,7 @@ class GaussianVector:
 
 @checked
 @dataclass(frozen=True)
-class BoxVector:
+class BoxVector(PureAnswer):
     """Vectors in [low, high]^d: k random coordinates of each are asked, at ``epsilon / k`` (Wang et al. 2019).
 
     *Proof.* Which coordinates are asked does not depend on the vector; each of the k answers is ``epsilon / k``-DP by
@@ -153,15 +152,6 @@ class BoxVector:
     @property
     def _one(self) -> Hybrid:
         return Hybrid(self.low, self.high, self.epsilon / self.asked)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Pure epsilon-DP in the local model."""
-        return local_guarantee(self.epsilon, self.unit)
-
-    def event(self) -> events.Event:
-        """Pure epsilon-DP, for each person's one answer."""
-        return events.PureDP(self.epsilon)
 
     def randomize(self, values: Any, generator: np.random.Generator | None = None) -> Floats:
         """One answer of shape (2, k) per row."""
