@@ -229,6 +229,15 @@ def test_losses_whose_gradients_are_divided_by_that_of_the_batch_are_refused(way
             engine.record(losses)
 
 
+def test_noise_on_the_gradients_of_losses_is_no_mixing():
+    model = nn.Linear(6, 4)
+    with Engine(model) as engine:
+        for _ in range(5):
+            outputs = model(torch.randn(16, 6))
+            outputs.register_hook(lambda g: g + torch.randn_like(g))
+            engine.record(outputs.square().sum(1))
+
+
 class Remembers(nn.Module):
     """A hook on a parameter divides by the largest norm it has seen."""
 
@@ -339,5 +348,25 @@ def test_numbers_of_ones_own_are_no_mixing(kind):
     """A diffusion model's time, for one: it had been refused."""
     model = Draws(kind)
     with Engine(model) as engine:
+        for _ in range(20):
+            engine.record(model(torch.randn(16, 6)).square().sum(1))
+
+
+class WarmsUp(nn.Module):
+    """Counts its calls, and opens a gate by them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * (self.calls / 100)
+
+
+def test_a_count_of_calls_is_no_memory_of_data():
+    model = WarmsUp()
+    with Engine(model, public_buffers=["calls"]) as engine:
         for _ in range(20):
             engine.record(model(torch.randn(16, 6)).square().sum(1))

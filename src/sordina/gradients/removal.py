@@ -434,7 +434,10 @@ def _check_sizes(losses: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) ->
     others[CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1))] = False
     upstream = torch.rand(rows).add_(0.5).mul_(10 ** CHANCE.uniform(-9, 3)).to(losses)
     twin = torch.where(others, upstream, upstream * CHANCE.choice((0.0, 1e3)))
-    pair = (torch.autograd.grad(losses, edges, each, retain_graph=True, allow_unused=True) for each in (upstream, twin))
+    pair, chance = [], torch.get_rng_state()
+    for each in (upstream, twin):
+        torch.set_rng_state(chance)  # noise that is added on the way back is no mixing
+        pair.append(torch.autograd.grad(losses, edges, each, retain_graph=True, allow_unused=True))
     for one, two, (_, place) in zip(*pair, reached, strict=True):
         if one is None or two is None or place is None or one.shape[place.dim] % rows:
             continue

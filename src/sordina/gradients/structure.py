@@ -468,7 +468,8 @@ class StructureTrial:
             self.chance.begin(0)
 
     def _check_memory(self, larger: tuple[Any, Any]) -> None:
-        afterwards = [self._after(each) for each in (None, larger, part(self.value, self.dims, 0, 2))]
+        quiet, few = (self.value, 1.0), part(self.value, self.dims, 0, 2)
+        afterwards = [self._after(*each) for each in (quiet, (larger, 1e9), (few, 1e9))]
         for one, two in (pair for later in afterwards[1:] for pair in zip(afterwards[0], later, strict=True)):
             if one.shape != two.shape or not close(one, two, None):
                 raise Unsupported(
@@ -476,11 +477,10 @@ class StructureTrial:
                     "batch before, so what one record changes has no bound. Remove the memory (queues, averages)."
                 )
 
-    def _after(self, before: tuple[Any, Any] | None) -> list[Tensor]:
+    def _after(self, before: tuple[Any, Any], loud: float) -> list[Tensor]:
         self.snapshot.restore()
-        if before is not None:
-            self._there_and_back(before, 1e9)
-            self.snapshot.restore_chance()
+        self._there_and_back(before, loud)
+        self.snapshot.restore_chance()
         return self._there_and_back(self.value, 1.0)
 
     def _there_and_back(self, value: tuple[Any, Any], loud: float) -> list[Tensor]:
