@@ -40,8 +40,6 @@ from sordina.training.trainer import make_private
 
 TOKENS, BELOW, DELTA, HELD = 48, 4, 1e-5, 4000
 HEAD = {"batch_size": 4096, "epochs": 20}
-SHARE = 0.6
-"""Of epsilon for the head, where adapters follow."""
 
 
 def body() -> nn.Module:
@@ -142,7 +140,8 @@ class Kept:
         self.train, self.held = (
             (order[HELD:], order[:HELD]) if validate else (torch.arange(rows), torch.arange(rows, len(self.labels)))
         )
-        self.seed = 0 if validate else None
+        self.seed: int | None = None
+        self.validate = validate
 
     def __len__(self) -> int:
         return len(self.train)
@@ -280,16 +279,27 @@ def main() -> None:
     parser.add_argument("--threshold", type=float, default=0.2)
     parser.add_argument("--tokens", type=int, default=32, help="of a text that all weights are trained on")
     parser.add_argument("--bf16", action="store_true", help="matrices of all weights' training in bfloat16")
+    parser.add_argument("--share", type=float, default=0.6, help="of epsilon for the head, where more follows")
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--validate", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     began = time.process_time()
     if args.what == "states":
         keep_states(args.folder)
-        print(f"{(time.process_time() - began) / 60:.1f} minutes of one core")
-        return
-    kept = Kept(args.folder, validate=args.validate or args.what == "rates")
-    head, first = train_head(kept, args.epsilon if args.what == "head" else args.epsilon * SHARE)
+    else:
+        kept = Kept(args.folder, validate=args.validate or args.what == "rates")
+        found = [measure(kept, args, run) for run in range(args.runs)]
+        if args.runs > 1:
+            error = np.std(found, ddof=1) / math.sqrt(args.runs)
+            print(f"{args.what}, {args.runs} runs: {np.mean(found):.4f}, standard error {error:.4f}")
+    print(f"{(time.process_time() - began) / 60:.1f} minutes of one core")
+
+
+def measure(kept: Kept, args: argparse.Namespace, run: int) -> float:
+    """One run, and its accuracy; noise is drawn securely, or to compare settings by the number of the run."""
+    kept.seed = run if kept.validate else None
+    head, first = train_head(kept, args.epsilon if args.what == "head" else args.epsilon * args.share)
     with torch.no_grad():
         found = head(F.normalize(kept.features[kept.held])).argmax(1)
     total, right = first.epsilon, float((found == kept.labels[kept.held]).double().mean())
@@ -301,10 +311,9 @@ def main() -> None:
         events = Composed((first.event, second.event))
         free = math.isinf(args.epsilon)
         total = math.inf if free else accountant("pld").epsilon(events, DELTA, Adjacency.ADD_REMOVE)
-        print(
-            f"{args.what}: epsilon {total:.4f} for both, accuracy {accuracy(model, kept):.4f} on {len(kept.held)} rows"
-        )
-    print(f"{(time.process_time() - began) / 60:.1f} minutes of one core")
+        right = accuracy(model, kept)
+        print(f"{args.what}: epsilon {total:.4f} for both, accuracy {right:.4f} on {len(kept.held)} rows", flush=True)
+    return right
 
 
 if __name__ == "__main__":
