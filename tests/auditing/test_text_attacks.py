@@ -216,4 +216,7 @@ def test_the_command_attacks_a_folder(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "found" / "audit.json").read_text())["verdict"] == facts["verdict"]
     assert (tmp_path / "found" / "roc.png").exists()
     assert run(monkeypatch, [*command, "--base", str(tmp_path / "nowhere")]) == 2
-    assert "does not hold a causal language model" in capsys.readouterr().err
+    assert "nowhere is not there" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match="Nothing is downloaded"):
+        open_causal_model(tmp_path / "empty")

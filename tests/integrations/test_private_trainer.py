@@ -12,6 +12,8 @@ from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
     EarlyStoppingCallback,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     Trainer,
     TrainerCallback,
 )
@@ -58,6 +60,7 @@ class StopAfter(TrainerCallback):
 def test_a_run_has_the_habits_of_transformers_and_a_guarantee(tmp_path):
     seen = Logged()
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    options["eval_on_start"] = True
     ours = trainer(
         tmp_path, callbacks=[seen], eval_dataset=tiny.texts(10, seed=1), options=options,
         processing_class=tiny.tokenizer(),
@@ -68,7 +71,7 @@ def test_a_run_has_the_habits_of_transformers_and_a_guarantee(tmp_path):
     assert done.global_step == seen.steps == ours.state.global_step == 3
     assert 0 < ours.run.epsilon <= BUDGET.epsilon
     assert done.metrics["epsilon"] == ours.guarantee.epsilon
-    assert any("eval_accuracy" in entry for entry in seen.entries)
+    assert sum("eval_accuracy" in entry for entry in seen.entries) == 3  # at the start, after step 2, at the end
     assert (tmp_path / "checkpoint-2" / "model.safetensors").is_file()
     assert ours.predict(tiny.texts(5, seed=2)).predictions.shape == (5, 2)
     ours.save_model()
@@ -247,6 +250,33 @@ def test_packing_and_several_devices_are_refused(tmp_path):
         setattr(args, name, before)
 
 
+def without_padding():
+    return GPT2ForSequenceClassification(GPT2Config(vocab_size=tiny.WORDS, n_embd=8, n_layer=1, n_head=1, num_labels=2))
+
+
+def checkpointing():
+    model = tiny.classifier()
+    model.gradient_checkpointing_enable()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "reason"),
+    [
+        (checkpointing, {}, "gradient_checkpointing runs layers"),
+        (without_padding, {}, "config.pad_token_id"),
+        (tiny.classifier, {"train_dataset": iter(tiny.texts(4))}, "a stream of texts"),
+        (tiny.classifier, {"users": sd.sampling.Users([0, 0, 1], rows_per_user=2)}, "owners of 3 items"),
+        (tiny.classifier, {"train_dataset": [{"input_ids": [5], "labels": [1.0, 0.0]}] * 40}, "config.problem_type"),
+    ],
+)
+def test_what_people_stumble_over_is_said_in_a_line(tmp_path, model, given, reason):
+    given = {"train_dataset": tiny.texts(40), "data_collator": tiny.padded, **given}
+    with pytest.raises(SordinaError, match=reason):
+        PrivateTrainer(model=model(), args=tiny.arguments(tmp_path), budget=BUDGET, **given).train()
+    assert not (tmp_path / "_sordina").exists()
+
+
 def shared_label(items):
     batch = tiny.padded(items)
     return {**batch, "labels": batch["labels"].max().expand(len(items)).clone()}
@@ -334,7 +364,7 @@ def test_an_interrupted_run_goes_on_and_pays_once(tmp_path):
     }
     with pytest.raises(RuntimeError, match="power"):
         trainer(tmp_path / "run", callbacks=[StopAfter(5, RuntimeError("power"))], **given).train()
-    with pytest.raises(InvalidInput, match="holds a run already"):
+    with pytest.raises(InvalidInput, match="holds a run already: go on with resume_from_checkpoint=True"):
         trainer(tmp_path / "run", **given).train()
     with pytest.raises(InvalidInput, match="last checkpoint only"):
         trainer(tmp_path / "run", **given).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))

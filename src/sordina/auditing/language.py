@@ -85,7 +85,8 @@ def audit_language_model(
             ready.append(Zlib(view, decode))
         elif name in ("noisy", "noisy-referenced"):
             before = LanguageModel(base, batch_size=batch_size) if base is not None and name != "noisy" else None
-            ready.append(NoisyNeighbours(rng, neighbours=neighbours, name=name, base=before))
+            knows = "the model's inside (to add noise)" + (", its base's" if before else "") + " and the text"
+            ready.append(NoisyNeighbours(rng, neighbours=neighbours, name=name, base=before, knows=knows))
         else:
             ready.append(name)
     inside, outside = same_length(as_samples(members), as_samples(non_members))
@@ -161,6 +162,9 @@ def open_causal_model(folder: str | Path, tokenizer: str | Path | None = None) -
     place = Path(folder)
     if not (place / "config.json").exists() and not (place / "adapter_config.json").exists():
         place = place / "model" if (place / "model").is_dir() else place
+    if not (place / "config.json").exists() and not (place / "adapter_config.json").exists():
+        there = "has no config.json or adapter_config.json" if place.is_dir() else "is not there"
+        raise InvalidInput(f"{folder} {there}: give a folder as save_pretrained leaves it. Nothing is downloaded.")
     try:
         import transformers
     except ImportError as error:

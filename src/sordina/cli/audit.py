@@ -133,7 +133,7 @@ def _audit_run(run: Path | None, options: AttackOptions, given: ForeignOptions, 
         confidence=options.confidence, seed=options.seed, progress=progress, task=given.task, members=given.members,
         non_members=given.non_members,
     )  # fmt: skip
-    return replace(found, proved=_proved(run))
+    return replace(found, proved=proved(run))
 
 
 def _audit_foreign(run: Path | None, options: AttackOptions, given: ForeignOptions, progress: Progress) -> Audit:
@@ -327,7 +327,7 @@ def say_results(
         say(f"Saved in {folder}.")
 
 
-def _proved(run: Path) -> bool:
+def proved(run: Path) -> bool:
     """Whether the run's claim was computed here from the events that ran, and is about the model beside it."""
     from sordina.reports.reading import verify
     from sordina.run_folder import PRIVACY, read_claim

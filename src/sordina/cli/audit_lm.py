@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,7 @@ def lm(
     )
     from sordina.auditing.membership.shadows import PlainTraining
     from sordina.auditing.runs import write_audit
-    from sordina.cli.audit import bar, stop_if
+    from sordina.cli.audit import bar, proved, stop_if
     from sordina.errors import InvalidInput
     from sordina.plan import check_whole
     from sordina.privacy import Unit
@@ -94,6 +95,7 @@ def lm(
             opened.model, before, inside, outside, names, decode=opened.decode, neighbours=neighbours, recipe=recipe,
             seed=seed, progress=tick, claim=stated, membership=drawn, confidence=confidence, shadows=shadows,
         )  # fmt: skip
+    found = replace(found, proved=claim is None and proved(model))
     came_back = _continued(opened.model, inside, prefix)
     facts = found.to_dict() | {"verbatim": None if came_back is None else came_back.to_dict()}
     folder = None if out is None else write_audit(found, out, facts)

@@ -185,9 +185,10 @@ def say_table_run(run: TableRun, out: Path | None, *, as_json: bool) -> None:
         out: The folder it is in.
         as_json: Whether to print JSON and nothing else.
     """
+    told = run.model.facts
     facts: dict[str, Any] = {
-        "model": run.name, "why": run.why, **run.scores, "epsilon": run.model.facts["epsilon"],
-        "delta": run.model.facts["delta"], "unit": run.model.facts["unit"], "releasable": run.model.facts["releasable"],
+        "model": run.name, "why": run.why, **run.scores, "epsilon": told["epsilon"], "delta": told["delta"],
+        "unit": told["unit"], "releasable": told["releasable"] and told["epsilon"] is not None,
     }  # fmt: skip
     if as_json:
         say_json(facts | {"statement": run.model.facts["statement"]})
@@ -276,7 +277,8 @@ def _train_texts(
         )
     claim = done.run.privacy()
     facts = {"model": model, "task": recipe.task, **done.scores}
-    facts |= {name: claim[name] for name in ("epsilon", "delta", "unit", "noise_multiplier", "steps", "releasable")}
+    facts |= {name: claim[name] for name in ("epsilon", "delta", "unit", "noise_multiplier", "steps")}
+    facts["releasable"] = claim["releasable"] and claim["epsilon"] is not None
     if run.as_json:
         say_json(facts | {"statement": claim["statement"]})
         return

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,7 @@ from sordina.gradients.structure import Mixing
 from sordina.integrations.output_folder import OwnCheckpoints, remove_card, weights_file, write_card
 from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
 from sordina.integrations.refusals import (
+    CHECKPOINTING,
     DEFAULT_CLIPPING,
     MovedCheck,
     batch_size_of,
@@ -152,6 +154,8 @@ class PrivateTrainer(transformers.Trainer):
             )
         if rest.get("compute_loss_func") is not None:
             raise Unsupported("compute_loss_func averages over a batch: give loss=, which returns one value per text.")
+        if train_dataset is not None:
+            _check_drawable(train_dataset, users)
         self.budget, self.clipping, self.users = budget, clipping, users
         self.ledger, self.dataset_budget = ledger, dataset_budget
         self.sampling: dict[str, Any] = {
@@ -248,6 +252,8 @@ class PrivateTrainer(transformers.Trainer):
         refuse_arguments(args)
         if hasattr(model, "_orig_mod"):
             raise Unsupported("torch.compile hides the layers that are listened to: give the model itself.")
+        if getattr(base_of(model), "is_gradient_checkpointing", False):
+            raise Unsupported(CHECKPOINTING)
         if args.max_grad_norm == DEFAULT_CLIPPING:
             log.info("max_grad_norm is left out: every text's gradient is clipped instead, by clipping=.")
         if math.isfinite(self.budget.epsilon):
@@ -291,10 +297,7 @@ class PrivateTrainer(transformers.Trainer):
     def _items(self) -> TextItems:
         if self.train_dataset is None:
             raise InvalidInput("training needs a train_dataset.")
-        if not hasattr(self.train_dataset, "__len__") or not hasattr(self.train_dataset, "__getitem__"):
-            raise Unsupported("a stream of texts cannot be drawn from at random: give a data set with a length.")
-        if not len(self.train_dataset):
-            raise InvalidInput("the training data are empty: there is nobody to train on.")
+        _check_drawable(self.train_dataset, self.users)
         self._set_signature_columns_if_needed()
         return TextItems(self.train_dataset, self._signature_columns if self.args.remove_unused_columns else None)
 
@@ -310,8 +313,14 @@ class PrivateTrainer(transformers.Trainer):
         }
 
     def _resumes(self, asked: str | bool | None) -> bool:
-        fresh = state_of(self.run_folder).state is FolderState.FRESH
+        state = state_of(self.run_folder).state
+        fresh = state is FolderState.FRESH
         if not asked:
+            if state in (FolderState.OPEN, FolderState.FINISHED):
+                raise InvalidInput(
+                    f"{self.args.output_dir} holds a run already: go on with resume_from_checkpoint=True, or choose "
+                    "another output_dir (another run spends again)."
+                )
             if fresh:
                 self._checkpoints.refuse_any()
             return False
@@ -385,6 +394,8 @@ class PrivateTrainer(transformers.Trainer):
         private.on_step = lambda: self._after_step(private, ignore)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         self.state.epoch = self._epoch(private, private.steps_taken)
+        if self.args.eval_on_start:
+            self._evaluated(ignore)
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         for batch in private:
@@ -417,6 +428,14 @@ class PrivateTrainer(transformers.Trainer):
         if not last:
             self.control = handler.on_step_begin(args, self.state, self.control)
 
+    def _evaluated(self, ignore: Any) -> dict[str, Any]:
+        """The scores on held-out data; afterwards every module is in the mode it was in."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        metrics: dict[str, Any] = self._evaluate(None, ignore, skip_scheduler=True)
+        for module, mode in modes:
+            module.training = mode
+        return metrics
+
     def _report(self, private: Private, rate: float, ignore: Any) -> None:
         """Log, evaluate and save where a callback asked for it."""
         if self.control.should_log and self.state.global_step > self._logged:
@@ -427,10 +446,7 @@ class PrivateTrainer(transformers.Trainer):
         self.control.should_log = False
         if self.control.should_evaluate:
             self.control.should_evaluate = False
-            modes = [(module, module.training) for module in self.model.modules()]
-            metrics = self._evaluate(None, ignore)
-            for module, mode in modes:
-                module.training = mode
+            metrics = self._evaluated(ignore)
             better = self._determine_best_metric(metrics=metrics, trial=None)
             if str(getattr(self.args.save_strategy, "value", self.args.save_strategy)) == "best":
                 self.control.should_save = better
@@ -533,6 +549,16 @@ class PrivateTrainer(transformers.Trainer):
             options: Not looked at.
         """
         raise Unsupported("every trial of a search spends: use sordina.Search, which counts them.")
+
+
+def _check_drawable(data: Any, users: Users | None) -> None:
+    """Refuse data that nobody can draw from at random, and owners of other data."""
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise Unsupported("a stream of texts cannot be drawn from at random: give a data set with a length.")
+    if not len(data):
+        raise InvalidInput("the training data are empty: there is nobody to train on.")
+    if users is not None and (owned := len(np.asarray(users.owners))) != len(data):
+        raise InvalidInput(f"users name the owners of {owned} items, the data have {len(data)}.")
 
 
 def _to_training_mode(model: torch.nn.Module) -> None:

@@ -22,6 +22,10 @@ from sordina.queries import VectorQuery
 
 DEFAULT_CLIPPING = 1.0
 """Of ``max_grad_norm``: taken for "not set", since nobody can tell the two apart."""
+CHECKPOINTING = (
+    "gradient_checkpointing runs layers a second time on the way back, where nobody listens to them: leave it out, and "
+    "lower per_device_train_batch_size instead (gradient_accumulation_steps keeps the batch)."
+)
 Losses = Callable[[], Tensor]
 
 
@@ -92,10 +96,7 @@ def _reasons(args: Any) -> Iterator[str]:
             "packing=False."
         )
     if args.gradient_checkpointing:
-        yield (
-            "gradient_checkpointing runs layers a second time on the way back, where nobody listens to them: leave it "
-            "out, and lower per_device_train_batch_size instead (gradient_accumulation_steps keeps the batch)."
-        )
+        yield CHECKPOINTING
     for name in ("torch_compile", "use_liger_kernel", "neftune_noise_alpha"):
         if getattr(args, name, None):
             yield f"{name} replaces parts of the model that are listened to: leave it out."
@@ -134,7 +135,15 @@ def check_reached(model: nn.Module, optimizer: torch.optim.Optimizer, losses: Lo
     if missing := [name for name, each in trained.items() if id(each) not in stepped]:
         raise InvalidInput(f"{_named(missing)} trainable, but the optimiser does not have it: it would never move.")
     with _moved_aside(model):
-        each = losses()
+        try:
+            each = losses()
+        except ValueError as error:
+            if "padding token" not in str(error):
+                raise
+            raise InvalidInput(
+                "the model does not know which token is padding: model.config.pad_token_id = tokenizer.pad_token_id "
+                "(with tokenizer.pad_token = tokenizer.eos_token, if it has none)."
+            ) from error
         weighted = each @ torch.linspace(1, 2, len(each)).to(each)
         found = torch.autograd.grad(weighted, list(trained.values()), allow_unused=True)
     if dead := [name for name, gradient in zip(trained, found, strict=True) if not _alive(gradient)]:

@@ -152,7 +152,9 @@ class TextLimits:
         within = labels.dtype.kind in "iub" and self.labels is not None
         within = within and 0 <= labels.min(initial=0) <= labels.max(initial=0) < self.labels
         if self.labels is not None and len(labels) and not within:
-            raise InvalidInput(f"item {index} has a label that is none of the model's {self.labels}.")
+            several = labels.dtype.kind == "f" or (self.per_text and len(labels) > 1)
+            more = " For numbers, or several labels of a text, set model.config.problem_type." if several else ""
+            raise InvalidInput(f"item {index} has a label that is none of the model's {self.labels}.{more}")
 
     def _check_tokens(self, index: int, fields: Mapping[str, np.ndarray[Any, Any]]) -> None:
         tokens = fields["input_ids"]

@@ -100,6 +100,11 @@ class TextRecipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name.replace('_', ' ')} must be at least 1, got {value}.")
+        if self.batch_size and self.microbatch and self.batch_size % min(self.microbatch, self.batch_size):
+            raise InvalidInput(
+                f"a batch of {self.batch_size} is not made of whole micro-batches of {self.microbatch}: choose a "
+                "multiple."
+            )
         if self.seed is not None:
             check_seed(self.seed)
 
@@ -222,11 +227,18 @@ def _batch_size(recipe: TextRecipe, train: TextTable) -> int:
     return size - size % min(recipe.microbatch or AT_ONCE, size)
 
 
+def fitting(size: int) -> int:
+    """How many texts are in memory at once, if nobody says: about `AT_ONCE`, so that a batch is made of whole parts.
+
+    >>> [fitting(size) for size in (512, 100, 34, 97, 7)]
+    [16, 10, 17, 1, 7]
+    """
+    return next((part for part in (*range(AT_ONCE, 3, -1), *range(AT_ONCE, 65)) if size % part == 0), 1)
+
+
 def _arguments(recipe: TextRecipe, folder: Path) -> Any:
     size = recipe.batch_size or USUAL_BATCH
-    at_once = min(recipe.microbatch or AT_ONCE, size)
-    if size % at_once:
-        raise InvalidInput(f"a batch of {size} is not made of whole micro-batches of {at_once}: choose a multiple.")
+    at_once = min(recipe.microbatch or fitting(size), size)
     return _transformers().TrainingArguments(
         str(folder), per_device_train_batch_size=at_once, gradient_accumulation_steps=size // at_once,
         num_train_epochs=recipe.epochs, learning_rate=recipe.learning_rate or RATES["lora" if recipe.lora else "all"],

@@ -406,6 +406,6 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": run.steps,
         **({"lost_steps": run.lost_steps} if run.lost_steps else {}),
         "seconds": round(run.seconds, 3),
-        "releasable": run.releasable,
+        "releasable": run.releasable and run.plan.private,
         **({"warning": warning} if (warning := run.warning) else {}),
     }

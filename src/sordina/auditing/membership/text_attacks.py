@@ -118,6 +118,11 @@ class TextAttack:
         """What it takes."""
         return "1 forward pass" if self.base is None else "2 forward passes"
 
+    @property
+    def knows(self) -> str:
+        """What the attacker has."""
+        return "the model and the text" if self.base is None else "the model, the base it started from and the text"
+
     def scores(self, target: Target, samples: Samples) -> FloatArray:
         """The higher, the more the text looks like a member."""
         if target.model is not self.view.model:
@@ -194,6 +199,7 @@ class Zlib:
     decode: Callable[[list[int]], str]
     name: str = "zlib"
     cost: str = "1 forward pass"
+    knows: str = "the model and the text"
 
     def scores(self, target: Target, samples: Samples) -> FloatArray:
         """Minus the text's whole loss per byte of its compression."""
