@@ -36,7 +36,7 @@ class SearchMethod(str, Enum):
 Noise = Annotated[float, typer.Option(help="Noise per unit of the sensitivity under the chosen adjacency.")]
 Epsilon = Annotated[float, typer.Option(help="Budget epsilon.")]
 Delta = Annotated[float, typer.Option(help="Delta, below 1/(number of records).")]
-Rate = Annotated[float, typer.Option(help="Part of the data in a batch; 1 means all of it, every time.")]
+Rate = Annotated[float, typer.Option(help="Share of the data in a batch; 1 means all of it, every time.")]
 Steps = Annotated[int, typer.Option(help="How many times noise is added.")]
 AccountantName = Annotated[str, typer.Option(help="pld, rdp, gdp, zcdp, advanced or basic.")]
 AdjacencyOption = Annotated[Adjacency, typer.Option(help="Which data sets count as neighbours.")]
@@ -197,7 +197,7 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="Also draw epsilon against steps into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What every accountant says of one run, as a table and a plot.
+    """What every accountant says about one run, as a table and a plot.
 
     Example: `sordina account compare --noise-multiplier 1.0 --sample-rate 0.00853 --steps 1170 --delta 1e-5`
     """

@@ -75,7 +75,7 @@ class ForeignOptions:
         str,
         typer.Option(
             "--membership",
-            help="How it was decided who was in: coins, coins:0.2 (chance of in), fixed or own.",
+            help="How membership was decided: coins, coins:0.2 (probability of being a member), fixed or own.",
         ),
     ] = "own"
     trust_pickle: Annotated[
@@ -92,9 +92,7 @@ def membership(
     run: Annotated[
         Path | None, typer.Argument(help="Folder of a `sordina train` or `sordina federate` run; or give --model.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for findings and figures; the run's own if left out.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for findings and figures; by default the run's own.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Was a record in the training set? Attacks the model of a run, or anybody's.
@@ -159,7 +157,7 @@ def canaries(
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
     rate: Annotated[float, typer.Option(help="Sampling rate of a step; 1 takes all records.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Private steps of each training.")] = 1,
-    runs: Annotated[int, typer.Option(help="Trainings with one canary, half of them without it.")] = 1000,
+    runs: Annotated[int, typer.Option(help="Training runs, half of them with the canary.")] = 1000,
     one_run: Annotated[
         int | None,
         typer.Option(help="Instead: one training with this many canaries, each included with probability one half."),
@@ -196,12 +194,12 @@ def canaries(
 @app.command()
 def soundness(
     audits: Annotated[int, typer.Option(help="Private runs to train and audit.")] = 200,
-    canaries: Annotated[int, typer.Option(help="Canaries in each, in by a coin.")] = 1000,
+    canaries: Annotated[int, typer.Option(help="Canaries in each, each included by a coin toss.")] = 1000,
     confidence: Confidence = 0.95,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Audit the audits: over many private runs, a lower bound may pass a true claim as often as its confidence says.
+    """Audit the audits: a lower bound may exceed a true claim only as often as its confidence allows.
 
     Example: `sordina audit soundness --audits 200 --seed 0`
     """
@@ -224,12 +222,12 @@ def soundness(
 def self_(
     repeats: Annotated[int, typer.Option(help="How often every check runs, with fresh randomness.")] = 1,
     audits: Annotated[int, typer.Option(help="Private runs to audit for soundness; 0 leaves that out.")] = 50,
-    canaries: Annotated[int, typer.Option(help="Canaries in each of those, in by a coin.")] = 300,
+    canaries: Annotated[int, typer.Option(help="Canaries in each of those, each included by a coin toss.")] = 300,
     long: Annotated[bool, typer.Option("--long", help="5 repeats and 1000 audits: about half an hour.")] = False,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Audit the library: canaries through every part of it, and every known fault planted in turn, to be caught.
+    """Audit the library: send canaries through every part of it, and plant every known fault in turn to see it caught.
 
     Example: `sordina audit self --audits 50`
     """
@@ -262,7 +260,7 @@ def inversion(
     batch_size: Annotated[int, typer.Option(help="Images behind one update.")] = 1,
     noise_multiplier: Annotated[
         list[float] | None,
-        typer.Option(help="Noise multiplier of the per-layer Laplace noise; may be repeated. 1e-3 to 3 if left out."),
+        typer.Option(help="Noise multiplier of the per-layer Laplace noise; may be repeated. 1e-3 to 3 by default."),
     ] = None,
     sigma: Annotated[list[float] | None, typer.Option(help="Gaussian noise; may be repeated.")] = None,
     clip: Annotated[list[float] | None, typer.Option(help="Clipping threshold; may be repeated.")] = None,
@@ -270,7 +268,7 @@ def inversion(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a server sees of images behind one update, under no defence and under noise (000 figure 2.5).
+    """What a server can reconstruct of the images behind one update, without defence and with noise (000 figure 2.5).
 
     Example: `sordina audit inversion digits --images 4 --noise-multiplier 1e-3 --noise-multiplier 1 --out runs/dlg`
     """
@@ -395,7 +393,7 @@ def attribute(
     seed: Annotated[int | None, typer.Option(help="Makes the audit repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Does the model tell an attribute of those it was trained on? Guesses it for members and for others.
+    """Does the model reveal an attribute of those it was trained on? Guesses it for members and for others.
 
     Example: `sordina audit attribute runs/p --column smoker`
     """
@@ -413,7 +411,7 @@ def classes(
     run: Annotated[Path, typer.Argument(help="Folder of a `sordina train` run on images.")],
     steps: Annotated[int, typer.Option(help="Steps to move each image.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the first images.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for classes.png; the run's own if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for classes.png; by default the run's own.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What does the model think its classes look like? Model inversion, as a picture.

@@ -19,15 +19,15 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the findings as JSON, and a figure; for `sordina report`.")]
 Seed = Annotated[int | None, typer.Option(help="Makes the study repeatable.")]
-Epsilon = Annotated[float, typer.Option(help="Of our release.")]
-Delta = Annotated[float, typer.Option(help="Of our release.")]
+Epsilon = Annotated[float, typer.Option(help="Epsilon of our release.")]
+Delta = Annotated[float, typer.Option(help="Delta of our release.")]
 
 
 @app.command()
 def linkage(
-    table: Annotated[Path | None, typer.Option(help="A CSV or Parquet file; UCI Adult if left out.")] = None,
+    table: Annotated[Path | None, typer.Option(help="A CSV or Parquet file; by default UCI Adult.")] = None,
     columns: Annotated[
-        str, typer.Option(help="What the public list has, too: columns with commas between.")
+        str, typer.Option(help="Columns that the public list also has, comma-separated.")
     ] = "age,education,occupation,relationship,hours_per_week",
     secret: Annotated[str, typer.Option(help="The sensitive column.")] = "income",
     epsilon: Epsilon = 1.0,
@@ -36,7 +36,7 @@ def linkage(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Join a table without names to a public list: how many rows have one name, in the table and in our release.
+    """Join a table without names to a public list: how many rows match one name, there and in our release.
 
     Example: `sordina audit releases linkage --out runs/linkage`
     """
@@ -123,7 +123,7 @@ def averaging(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the same noisy question until the noise is gone; a ledger refuses.
+    """Ask the same noisy question until the noise averages out; a ledger refuses.
 
     Example: `sordina audit releases averaging --asked 500`
     """

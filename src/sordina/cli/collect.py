@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from sordina.statistics.local.collection import Collection
 
 app = typer.Typer(
-    help="Ask people without trusting anybody: plan a question, randomise answers, estimate from them.",
+    help="Ask people without a trusted party: plan a question, randomise answers, estimate from them.",
     no_args_is_help=True,
 )
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Encoding = Annotated[str, typer.Option(help="How the CSV file is written.")]
-Separator = Annotated[str, typer.Option(help="Between the fields of the CSV file.")]
+Encoding = Annotated[str, typer.Option(help="Encoding of the CSV file.")]
+Separator = Annotated[str, typer.Option(help="Field separator of the CSV file.")]
 _SHOWN = 20
 
 
 @app.command()
 def plan(
     epsilon: Annotated[float, typer.Option(help="Of every answer; with --shuffled, of all answers, shuffled.")],
-    people: Annotated[int, typer.Option(help="How many will answer, about.")],
+    people: Annotated[int, typer.Option(help="Approximate number of people who will answer.")],
     values: Annotated[
-        str | None, typer.Option(help="The values to choose from: how many, or their names with commas between.")
+        str | None, typer.Option(help="The values to choose from: how many, or their names, comma-separated.")
     ] = None,
     range_: Annotated[
         str | None, typer.Option("--range", help="Instead: the least and the largest number, as 0,100.")
@@ -48,7 +48,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Write the question here, for everybody who answers.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which protocol has the least error, and how large it will be, before anybody answers.
+    """Which protocol has the smallest error, and how large it will be, before anybody answers.
 
     Example: `sordina collect plan --values 64 --epsilon 1 --people 10000`
     """
@@ -96,18 +96,18 @@ def randomize(
     column: Annotated[str, typer.Option(help="The column with the person's value.")],
     out: Annotated[Path, typer.Option(help="Write the answers here; the question goes beside them.")],
     question: Annotated[Path | None, typer.Option(help="What `collect plan --out` wrote.")] = None,
-    values: Annotated[str | None, typer.Option(help="Instead: the values to choose from, commas between.")] = None,
+    values: Annotated[str | None, typer.Option(help="Instead: the values to choose from, comma-separated.")] = None,
     range_: Annotated[str | None, typer.Option("--range", help="Instead: the least and the largest number.")] = None,
     texts: Annotated[int | None, typer.Option(help="Instead: any texts, of which this many characters count.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of every answer, if no question is given.")] = None,
     protocol: Annotated[str, typer.Option(help="If no question is given.")] = "auto",
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Write the answers in random order, and book them so.")
+        bool, typer.Option("--shuffle", help="Write the answers in random order, and book them as shuffled.")
     ] = False,
     ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
     dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
     unit: Annotated[Unit, typer.Option(help="Whose answer a row is, for the ledger.")] = Unit.USER,
-    seed: Annotated[int | None, typer.Option(help="Repeatable, for trials only: it protects nobody.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes it repeatable, for trials only: it protects nobody.")] = None,
     encoding: Encoding = "utf-8",
     separator: Separator = ",",
     as_json: AsJson = False,
@@ -162,13 +162,11 @@ def randomize(
 @app.command()
 def estimate(
     answers: Annotated[Path, typer.Argument(help="A CSV file with a column of answers.")],
-    question: Annotated[
-        Path | None, typer.Option(help="The question; the file beside the answers if left out.")
-    ] = None,
+    question: Annotated[Path | None, typer.Option(help="The question; by default the file beside the answers.")] = None,
     column: Annotated[str, typer.Option(help="The column with the answers.")] = "answer",
-    confidence: Annotated[float, typer.Option(help="Of every single interval.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of each interval.")] = 0.95,
     population: Annotated[
-        bool, typer.Option("--population", help="The people are a random sample of those to be known about.")
+        bool, typer.Option("--population", help="The people are a random sample of a larger population of interest.")
     ] = False,
     consistent: Annotated[
         bool, typer.Option("--consistent", help="Shares that are not negative and sum to one; a little biased.")

@@ -19,7 +19,7 @@ def demo(
     open_it: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON, and no progress.")] = False,
 ) -> None:
-    """Train with and without privacy, federate, attack, keep the books, and write one report.
+    """Train with and without privacy, federate, attack, keep a ledger, and write one report.
 
     Example: `sordina demo --out demo --open`
     """
@@ -44,9 +44,9 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A table or figure, as --list names it.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
     scale: Annotated[str, typer.Option(help="smoke (a minute), short (an hour on two cores) or full.")] = "smoke",
-    workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for Markdown, JSON and figures.")] = Path("runs/reproduce"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run an experiment of the founding documents and print our value beside the reference.

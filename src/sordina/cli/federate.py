@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class ClientFileOptions:
     """For files of your own."""
 
-    schema: Annotated[Path | None, typer.Option(help="What is public about them (sordina schema).")] = None
+    schema: Annotated[Path | None, typer.Option(help="What is public about them (see sordina schema).")] = None
     client_column: Annotated[
         str | None, typer.Option(help="Of one file: the column that says which client a row belongs to.")
     ] = None
     test: Annotated[Path | None, typer.Option(help="Another file to validate on.")] = None
     test_share: Annotated[
-        float | None, typer.Option(help="Part of the clients that validate and do not train; 0.2.")
+        float | None, typer.Option(help="Share of the clients that validate and do not train; 0.2 by default.")
     ] = None
     model: Annotated[str | None, typer.Option(help="linear or network.")] = None
-    encoding: Annotated[str, typer.Option(help="How CSV files are written.")] = "utf-8"
-    separator: Annotated[str, typer.Option(help="Between the fields of CSV files.")] = ","
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV files.")] = "utf-8"
+    separator: Annotated[str, typer.Option(help="Field separator of CSV files.")] = ","
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,13 @@ class AlgorithmOptions:
         float, typer.Option(help="Weight of the regulariser: fedprox, feddyn, mean- and graph-regularised.")
     ] = 0.1
     inner_learning_rate: Annotated[
-        float | None, typer.Option(help="Step with which per-fedavg's clients adapt; else the learning rate.")
+        float | None,
+        typer.Option(help="Step size with which per-fedavg's clients adapt; by default the learning rate."),
     ] = None
-    prune: Annotated[float, typer.Option(help="Share of weights sub-fedavg's clients end up without.")] = 0.5
-    patience: Annotated[int | None, typer.Option(help="Validations without improvement before stopping; 0: never.")] = (
-        None
-    )
+    prune: Annotated[float, typer.Option(help="Share of weights that sub-fedavg's clients prune in the end.")] = 0.5
+    patience: Annotated[
+        int | None, typer.Option(help="Validations without improvement before stopping; 0 for never.")
+    ] = None
     window: Annotated[int | None, typer.Option(help="Validations the loss is averaged over before it is judged.")] = (
         None
     )
@@ -70,7 +71,9 @@ class AlgorithmOptions:
     compress: Annotated[str, typer.Option(help="none, 8bit, 4bit, 2bit, 1bit or top:SHARE, after sanitisation.")] = (
         "none"
     )
-    seed: Annotated[int | None, typer.Option(help="Repeatable noise; such models must not be released.")] = None
+    seed: Annotated[int | None, typer.Option(help="Makes the noise repeatable; such models must not be released.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class PrivacyOptions:
         typer.Option(help="none, metric, central, distributed, gopa, local or record; metric-pfl's own is metric."),
     ] = None
     noise_multiplier: Annotated[
-        float, typer.Option(help="Noise multiplier nu of metric privacy: n/nu leaks each time.")
+        float, typer.Option(help="Noise multiplier nu of metric privacy: each update leaks n/nu.")
     ] = 5.0
     radius: Annotated[
         str, typer.Option(help="'update' (the paper's heuristic) or 'public:R' (sound), for metric privacy.")
@@ -95,7 +98,7 @@ class PrivacyOptions:
     ] = "fixed"
     threshold: Annotated[float, typer.Option(help="Clipping threshold, or the first one.")] = 1.0
     records: Annotated[
-        int | None, typer.Option(help="Record privacy: a public number near the records of a client.")
+        int | None, typer.Option(help="Record privacy: a public number close to the number of records of a client.")
     ] = None
     honest_share: Annotated[
         float,
@@ -111,10 +114,10 @@ class PrivacyOptions:
 class SimulationOptions:
     """Where it runs, and what goes wrong there."""
 
-    engine: Annotated[str, typer.Option(help="in-process, or flower: every client a node of Flower's simulation.")] = (
-        "in-process"
-    )
-    dropout: Annotated[float, typer.Option(help="Share of clients that stay silent in a round.")] = 0.0
+    engine: Annotated[
+        str, typer.Option(help="in-process, or flower: every client is a node of Flower's simulation.")
+    ] = "in-process"
+    dropout: Annotated[float, typer.Option(help="Share of clients that do not answer in a round.")] = 0.0
     late: Annotated[float, typer.Option(help="Share of answers that miss the deadline of their round.")] = 0.0
     hostile: Annotated[
         str,
@@ -136,7 +139,7 @@ class TopologyOptions:
         ),
     ] = "exponential"
     gossip_rounds: Annotated[
-        int | None, typer.Option(help="Rounds of averaging in a step of gossip; else as many as the graph needs.")
+        int | None, typer.Option(help="Rounds of averaging in a step of gossip; by default as many as the graph needs.")
     ] = None
     accelerated: Annotated[bool, typer.Option("--accelerated", help="Chebyshev's weights in gossip.")] = False
     protect: Annotated[
@@ -151,7 +154,7 @@ class FederatedRunOptions:
     out: Annotated[Path | None, typer.Option(help="Folder for metrics, guarantee, models and figures.")] = None
     ledger: Annotated[str | None, typer.Option(help="Ledger file or URL, for central, local or record privacy.")] = None
     dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
 
@@ -160,7 +163,7 @@ def federate(
     data: Annotated[
         list[str],
         typer.Argument(
-            help="CSV or Parquet files, one a client, or synthetic, synthetic-fairness, hospital, mnist-writers, "
+            help="CSV or Parquet files, one per client, or synthetic, synthetic-fairness, hospital, mnist-writers, "
             "femnist, adult.",
             metavar="DATA...",
         ),
@@ -297,14 +300,14 @@ def _tables(data: list[str], privacy: str | None, files: ClientFileOptions) -> t
     return "table", {**given, "files": data, "schema": public.to_dict()}, public.rows
 
 
-# `sordina flower`: Sordina's runs as apps of Flower.
+# `sordina flower`: Sordina's runs as Flower apps.
 
-app = typer.Typer(help="Sordina's runs as apps of Flower.", no_args_is_help=True)
+app = typer.Typer(help="Sordina's runs as Flower apps.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Sordina's runs as apps of Flower."""
+    """Sordina's runs as Flower apps."""
 
 
 @app.command(cls=CommandWithFormerOptions)
@@ -336,7 +339,7 @@ def init(
     batch_size: Annotated[int, typer.Option(help="Batch size at the client.")] = 32,
     epochs: Annotated[int, typer.Option(help="Passes over a client's rows in a round.")] = 1,
     records: Annotated[
-        int | None, typer.Option(help="Record privacy: a public number near the records of a client.")
+        int | None, typer.Option(help="Record privacy: a public number close to the number of records of a client.")
     ] = None,
     dependency: Annotated[
         Path | None, typer.Option(help="A wheel or folder of Sordina for SuperLinks that install dependencies.")
@@ -346,7 +349,7 @@ def init(
     ] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write a Flower app: pyproject, server and client app, and the hook where a client's data come in.
+    """Write a Flower app: pyproject, server and client app, and the function where you load a client's data.
 
     Example: `sordina flower init hospitals --strategy fedavg --privacy central --epsilon 3 --clients 40 --rounds 50`
     """

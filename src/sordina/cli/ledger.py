@@ -40,7 +40,7 @@ Id = Annotated[int, typer.Argument(help="The id of a reservation, as `ledger sho
 AdjacencyOption = Annotated[Adjacency, typer.Option(help="Which data sets count as neighbours.")]
 UnitOption = Annotated[Unit, typer.Option(help="Whose presence the budget hides.")]
 Noise = Annotated[float | None, typer.Option(help="Noise per unit of sensitivity, of each Gaussian release.")]
-Rate = Annotated[float | None, typer.Option(help="Chance of each unit to take part (Poisson); 1 by default.")]
+Rate = Annotated[float | None, typer.Option(help="Probability of each unit to take part (Poisson); 1 by default.")]
 Steps = Annotated[int | None, typer.Option(help="How many such releases; 1 by default.")]
 EventJson = Annotated[str | None, typer.Option("--event", help="Instead: any event, as JSON.")]
 Epsilon = Annotated[float | None, typer.Option(help="Instead: anything that is known to be (epsilon, delta)-DP.")]
@@ -51,7 +51,7 @@ DEFAULT = "sordina-ledger.db"
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="What to call the data set.")],
-    epsilon: Annotated[float, typer.Option(help="All that may ever be spent on it.")],
+    epsilon: Annotated[float, typer.Option(help="The total that may ever be spent on it.")],
     delta: Annotated[float, typer.Option(help="At this delta, below 1/(number of records).")],
     adjacency: AdjacencyOption = Adjacency.ADD_REMOVE,
     unit: UnitOption = Unit.RECORD,
@@ -122,7 +122,7 @@ def reserve(
 ) -> None:
     """Set aside the worst case of a run made with another tool, before it touches data. Exit code 3 if it does not fit.
 
-    Say what it does if you know, by --noise-multiplier: that composes far better than an epsilon and a delta.
+    If you know its noise, give --noise-multiplier: that composes far better than an epsilon and a delta.
 
     Example: `sordina ledger reserve patients --epsilon 1 --delta 1e-6 --what "run 7"`
     """
@@ -218,7 +218,7 @@ def release(
 ) -> None:
     """Give back a reservation that never spent anything, e.g. of a run that crashed before it read data.
 
-    One whose run is known to be alive is not given back by its age.
+    With --older-than, reservations of runs that are still alive are kept.
 
     Example: `sordina ledger release --older-than 7d --reason "the cluster was reinstalled before these ran"`
     """
@@ -252,11 +252,11 @@ def release(
 @app.command()
 def export(
     name: Annotated[str | None, typer.Argument(help="One data set; all by default.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write here; printed if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write here; printed by default.")] = None,
     ledger: Where = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """The history as CSV, a line for every entry, for a spreadsheet or an auditor.
+    """The history as CSV, one line per entry, for a spreadsheet or an auditor.
 
     The file is CSV also with --json, which then says where it is; without --out, --json prints the entries.
 
@@ -279,7 +279,9 @@ def export(
 
 @app.command()
 def verify(
-    head: Annotated[str | None, typer.Option(help="A head noted earlier, which must still be there.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A head recorded earlier, which must still be in the history.")
+    ] = None,
     recompose: Annotated[
         bool, typer.Option("--recompose", help="Also compose every spend again, however long it takes.")
     ] = False,
@@ -288,7 +290,7 @@ def verify(
 ) -> None:
     """Check that the history was not altered, and print its head. Exit code 1 if it was.
 
-    Note the head where the database's owner cannot write, and give it back later: only that shows a history
+    Record the head where the database's owner cannot write, and pass it later: only that reveals a history
     rewritten as a whole.
 
     Example: `sordina ledger verify`

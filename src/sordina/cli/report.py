@@ -12,10 +12,10 @@ from sordina.cli.output import say, say_json, say_table
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders that train, federate, audit or release wrote.", metavar="RUN...")
+        list[Path], typer.Argument(help="Folders written by train, federate, audit or release.", metavar="RUN...")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Page or folder to write; the first run's folder if left out.")
+        Path | None, typer.Option(help="Page or folder to write; by default the first run's folder.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Headline of the page.")] = None,
     ledger: Annotated[str | None, typer.Option(help="Ledger file or URL to show the budgets of.")] = None,
@@ -44,7 +44,7 @@ def report(
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs.", metavar="RUN...")],
-    out: Annotated[Path | None, typer.Option(help="Also write a page with the charts laid over each other.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write a page with all runs in the same charts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
     """Put runs side by side.
@@ -71,7 +71,7 @@ def compare(
 
 def card(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    out: Annotated[Path | None, typer.Option(help="Write the card here, as Markdown; printed if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the card here, as Markdown; printed by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """The privacy card of a run: who is protected, against what, how it was accounted, what is not covered.

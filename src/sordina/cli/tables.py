@@ -30,15 +30,15 @@ def schema(
     epsilon: Annotated[
         float | None, typer.Option(help="Find open ranges and categories privately, at this cost.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="With --epsilon: needed for categories nobody listed.")] = 1e-6,
+    delta: Annotated[float, typer.Option(help="With --epsilon: needed to find unlisted categories.")] = 1e-6,
     ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
     dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
-    encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8",
-    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
-    out: Annotated[Path | None, typer.Option(help="Write the schema here; printed if left out.")] = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV files.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="Field separator of CSV files.")] = ",",
+    out: Annotated[Path | None, typer.Option(help="Write the schema here; printed by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Draft what is public about a table, for you to complete; with --epsilon, find what is open privately.
+    """Draft what is public about a table, for you to complete; with --epsilon, find the missing parts privately.
 
     Example: `sordina schema patients.csv --target outcome --person patient_id --out patients.toml`
     """
@@ -85,9 +85,9 @@ def schema(
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run on a table or on texts, or a table's model file.")],
     table: Annotated[Path, typer.Argument(help="A CSV (also gzip) or Parquet file with the columns of the schema.")],
-    out: Annotated[Path | None, typer.Option(help="Write the answers here, as CSV; printed if left out.")] = None,
-    encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8",
-    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
+    out: Annotated[Path | None, typer.Option(help="Write the predictions here, as CSV; printed by default.")] = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV files.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="Field separator of CSV files.")] = ",",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Probabilities, classes or numbers for new rows, with the person column carried over.
@@ -129,22 +129,26 @@ def release(
     table: Annotated[Path, typer.Argument(help="A CSV (also gzip) or Parquet file.")],
     schema: Annotated[Path, typer.Option(help="What is public about it; see `sordina schema`.")],
     query: Annotated[list[str], typer.Option(help='A question, such as "mean(age) by ward"; may be repeated.')],
-    epsilon: Annotated[float, typer.Option(help="What all questions together may cost.")],
-    delta: Annotated[float, typer.Option(help="Of the same; 0 for pure privacy.")] = 1e-6,
+    epsilon: Annotated[float, typer.Option(help="Epsilon of all questions together.")],
+    delta: Annotated[float, typer.Option(help="Delta of all questions together; 0 for pure privacy.")] = 1e-6,
     person: Annotated[
-        str | None, typer.Option(help="The column that says whose row it is; the schema's if left out.")
+        str | None, typer.Option(help="The column that says whose row it is; by default the schema's.")
     ] = None,
     rows_per_person: Annotated[int | None, typer.Option(help="How many rows of one person count at most.")] = None,
-    rows: Annotated[int | None, typer.Option(help="About how many rows there are, if public: to state errors.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Approximate number of rows, if public; used to state errors.")
+    ] = None,
     weight: Annotated[list[float] | None, typer.Option(help="How much each question's squared error counts.")] = None,
     equal_error: Annotated[bool, typer.Option(help="All questions get the same error, counted in rows.")] = False,
-    confidence: Annotated[float, typer.Option(help="Of each interval.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of each interval.")] = 0.95,
     plan: Annotated[bool, typer.Option("--plan", help="Show errors and costs; read and spend nothing.")] = False,
     ledger: Annotated[str | None, typer.Option(envvar="SORDINA_LEDGER", help="Ledger file or URL.")] = None,
     dataset_budget: Annotated[str | None, typer.Option(help="The ledger's data set to book on.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeatable noise, for tests: not to be published.")] = None,
-    encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8",
-    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ",",
+    seed: Annotated[
+        int | None, typer.Option(help="Makes the noise repeatable, for tests; not to be published.")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV files.")] = "utf-8",
+    separator: Annotated[str, typer.Option(help="Field separator of CSV files.")] = ",",
     out: Annotated[Path | None, typer.Option(help="A new folder for the record of the release.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:

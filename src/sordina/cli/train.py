@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class FileOptions:
     """For a file of your own."""
 
-    schema: Annotated[Path | None, typer.Option(help="What is public about the file (sordina schema).")] = None
+    schema: Annotated[Path | None, typer.Option(help="What is public about the file (see sordina schema).")] = None
     test_share: Annotated[float | None, typer.Option(help="Part of the rows (persons) kept for scoring.")] = None
-    encoding: Annotated[str, typer.Option(help="How a CSV file is written.")] = "utf-8"
-    separator: Annotated[str, typer.Option(help="Between the fields of a CSV file.")] = ","
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV files.")] = "utf-8"
+    separator: Annotated[str, typer.Option(help="Field separator of CSV files.")] = ","
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TextOptions:
 
     task: Annotated[str | None, typer.Option(help="classification or causal-lm. For fashion-mnist: classes.")] = None
     lora: Annotated[int | None, typer.Option(help="Train LoRA adapters of this rank only.")] = None
-    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut here.")] = 128
+    max_tokens: Annotated[int, typer.Option(help="Longer texts are truncated to this length.")] = 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TrainingOptions:
     ] = None
     epsilon: Annotated[float, typer.Option(help="Budget epsilon; inf trains without privacy.")] = 3.0
     delta: Annotated[float, typer.Option(help="Budget delta.")] = 1e-5
-    activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that have the choice.")] = None
+    activation: Annotated[str | None, typer.Option(help="relu or tanh, for models that offer both.")] = None
     clipping: Annotated[
         str | None,
         typer.Option(
@@ -76,10 +76,10 @@ class TrainingOptions:
     ] = None
     threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None
     batch_size: Annotated[
-        int | None, typer.Option(help="Expected batch size; left out, chosen from public facts (texts: at most 512).")
+        int | None, typer.Option(help="Expected batch size; by default chosen from public facts (texts: at most 512).")
     ] = None
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the data; left out, chosen from public facts (texts: 10).")
+        float | None, typer.Option(help="Passes over the data; by default chosen from public facts (texts: 10).")
     ] = None
     optimizer: Annotated[
         str | None, typer.Option(help="For a data set: sgd, momentum, adam, adam-bc or adam-wosm.")
@@ -92,17 +92,21 @@ class TrainingOptions:
         str | None,
         typer.Option(help="For a data set: independent, or correlated over the steps: banded or lambda-cgd."),
     ] = None
-    bands: Annotated[int | None, typer.Option(help="Of banded noise; left out, chosen from public facts.")] = None
-    decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd; 0.9 if left out.")] = None
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate; from public facts if left out.")] = None
+    bands: Annotated[int | None, typer.Option(help="Of banded noise; by default chosen from public facts.")] = None
+    decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd; 0.9 by default.")] = None
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate; by default chosen from public facts.")] = (
+        None
+    )
     sampling: Annotated[str | None, typer.Option(help="poisson (add-remove) or fixed-size (replace-one).")] = None
     microbatch: Annotated[int | None, typer.Option(help="Rows held in memory at once.")] = None
-    seed: Annotated[int | None, typer.Option(help="Repeatable noise; such a model must not be released.")] = None
+    seed: Annotated[int | None, typer.Option(help="Makes the noise repeatable; such a model must not be released.")] = (
+        None
+    )
     rows: Annotated[
         int | None, typer.Option(help="Train on this many rows, drawn at random; the others are left for an audit.")
     ] = None
     random_labels: Annotated[
-        float, typer.Option(help="Share of rows under a random label: canaries that an audit can look for.")
+        float, typer.Option(help="Share of rows with a random label: canaries for an audit to find.")
     ] = 0.0
     features: Annotated[str | None, typer.Option(help="For mnist, fashion-mnist: scattering (fixed wavelets).")] = None
 
@@ -111,9 +115,9 @@ class TrainingOptions:
 class RunOptions:
     """The run."""
 
-    plan: Annotated[bool, typer.Option("--plan", help="Say what the budget can buy, and spend nothing.")] = False
+    plan: Annotated[bool, typer.Option("--plan", help="Show what the budget allows, and spend nothing.")] = False
     out: Annotated[Path | None, typer.Option(help="Folder for model, metrics and guarantee.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
 

@@ -38,16 +38,16 @@ class SearchOptions:
     metric: Annotated[
         str | None,
         typer.Option(
-            help="What the best is best by: accuracy, log_loss, loss, rmse, r2; auc, balanced_accuracy (public only)."
+            help="Chooses the best run: accuracy, log_loss, loss, rmse, r2; auc, balanced_accuracy (public only)."
         ),
     ] = None
-    method: Annotated[str | None, typer.Option(help="composition or random-stopping; the cheaper one.")] = None
+    method: Annotated[str | None, typer.Option(help="composition or random-stopping; else the cheaper one.")] = None
     hold_out: Annotated[float, typer.Option(help="Share of training rows that private selection validates on.")] = 0.1
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations, where they are exact.")] = None
     patience: Annotated[int | None, typer.Option(help="End runs after this many validations without improvement.")] = (
         None
     )
-    workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TunedOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model by name; the data set's own if left out. For a file: kinds to choose among: logistic,boosted."
+            help="Model by name; by default the data set's own. For a file: kinds to choose among: logistic,boosted."
         ),
     ] = None
     batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 512
@@ -73,7 +73,7 @@ class TunedOptions:
     noise: Annotated[str | None, typer.Option(help="independent, banded or lambda-cgd (as `sordina train`).")] = None
     bands: Annotated[int | None, typer.Option(help="Of banded noise.")] = None
     decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd.")] = None
-    seed: Annotated[int | None, typer.Option(help="Repeatable noise; the model must not be released.")] = None
+    seed: Annotated[int | None, typer.Option(help="Makes the noise repeatable; the model must not be released.")] = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SearchRunOptions:
     """The run."""
 
     out: Annotated[Path, typer.Option(help="Folder for models, results and the plot.")] = Path("runs/tune")
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the searches in --out.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the searches in --out.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
 
@@ -96,7 +96,7 @@ def tune(
     book: BookOptions,
     run: SearchRunOptions,
 ) -> None:
-    """Search for good settings; epsilon is spent by the whole search, the choice of the best included.
+    """Search for good settings; epsilon covers the whole search, including the choice of the best.
 
     For a table, among kinds of model: `sordina tune patients.csv --schema patients.toml --model logistic,boosted`
 
