@@ -244,10 +244,16 @@ def _twins(outputs: Tensor, targets: Tensor, row: int) -> Iterator[tuple[Tensor,
 
 
 def _tried(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The losses, NaN as a number, from the same random numbers every time."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    """The losses, NaN as a number, from the same random numbers every time.
+
+    Only generators that are put back are seeded: `torch.manual_seed` would leave a public seed in all others, and takes
+    longer than most losses.
+    """
+    devices = [outputs.get_device()] if outputs.is_cuda else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)):
+            generator.manual_seed(0)
         return loss(outputs, targets).nan_to_num()
 
 

@@ -253,15 +253,13 @@ def gossip_on_ray(plan: GossipPlan, peers: Sequence[dict[str, Any]]) -> tuple[li
     """
     import ray
 
-    kind = ray.remote(num_cpus=0)(GossipPeer)
+    kind = ray.remote(num_cpus=0)(_GossipActor)
     actors = [kind.remote(**one) for one in peers]
     ray.get([actor.start.remote() for actor in actors])
     near = [plan.graph.neighbours(party) for party in range(plan.graph.parties)]
     for _ in range(plan.rounds):
         letters = [actor.message.remote() for actor in actors]
-        ray.get(
-            [actor.receive.remote(_gathered(ray, [letters[one] for one in near[k]])) for k, actor in enumerate(actors)]
-        )
+        ray.get([actor.take.remote(*(letters[one] for one in near[k])) for k, actor in enumerate(actors)])
         ray.get([actor.advance.remote() for actor in actors])
     ended = ray.get([actor.estimate.remote() for actor in actors])
     standing = ray.get([actor.standing.remote() for actor in actors])
@@ -270,13 +268,11 @@ def gossip_on_ray(plan: GossipPlan, peers: Sequence[dict[str, Any]]) -> tuple[li
     return ended, standing
 
 
-def _gathered(ray: Any, letters: list[Any]) -> Any:
-    """A reference to the list of letters, put together by a worker, not by the driver."""
-    return ray.remote(num_cpus=0)(_listed).remote(*letters)
+class _GossipActor(GossipPeer):
+    """A peer as Ray calls it: references that are arguments of their own arrive as the messages they stand for."""
 
-
-def _listed(*letters: Any) -> list[Any]:
-    return list(letters)
+    def take(self, *letters: Any) -> None:
+        self.receive(letters)
 
 
 def walk_on_ray(
