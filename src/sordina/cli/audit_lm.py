@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class AuditedTextOptions:
     """Model and texts."""
 
     members: Annotated[Path, typer.Option(help="Texts that were trained on: .txt (one per line), .csv or .jsonl.")]
@@ -63,7 +63,7 @@ class TextAttackOptions:
 @grouped
 def lm(
     model: Annotated[Path, typer.Argument(help="Folder of a causal model or adapter, as save_pretrained leaves it.")],
-    given: TextOptions,
+    given: AuditedTextOptions,
     options: TextAttackOptions,
     out: Annotated[Path | None, typer.Option(help="Folder for the findings as JSON, and figures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -90,7 +90,7 @@ def lm(
 
 
 def _attacked(
-    model: Path, given: TextOptions, options: TextAttackOptions, as_json: bool
+    model: Path, given: AuditedTextOptions, options: TextAttackOptions, as_json: bool
 ) -> tuple[Audit, Continuations | None]:
     from sordina.auditing.language import audit_language_model, base_of_folder, open_causal_model, read_texts
     from sordina.auditing.membership.shadows import PlainTraining
@@ -120,7 +120,7 @@ def _attacked(
     return found, _continued(opened.model, inside, options.prefix)
 
 
-def _claimed(model: Path, given: TextOptions) -> tuple[Any, str]:
+def _claimed(model: Path, given: AuditedTextOptions) -> tuple[Any, str]:
     """What is claimed, and how membership was decided; refused if the two do not go together."""
     from sordina.auditing.findings import claim_from
     from sordina.errors import InvalidInput
