@@ -105,7 +105,10 @@ def test_peers_on_ray(monkeypatch):
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray = pytest.importorskip("ray")
     with tempfile.TemporaryDirectory(prefix="ry") as folder:
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=10**8, _temp_dir=folder)
+        ray.init(
+            num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=10**8, _temp_dir=folder,
+            _system_config={"worker_niceness": 0},  # else they starve beside other tests
+        )  # fmt: skip
         try:
             plan = GossipPlan(named("ring", 4), 3, noise=0.5)
             values, peers = made(plan, 50)
