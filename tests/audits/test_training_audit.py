@@ -15,6 +15,11 @@ from sordina.auditing.canaries import audit_training
 from sordina.auditing.scores import Scores
 from sordina.privacy import Guarantee
 
+LONG = pytest.mark.skipif(
+    not os.environ.get("SORDINA_LONG"),
+    reason="with SORDINA_LONG=1: test_self_audit and test_library_audit plant the same fault",
+)
+
 
 @pytest.mark.slow
 def test_an_honest_run_is_never_audited_above_its_claim_and_the_audit_is_tight():
@@ -31,7 +36,7 @@ def test_an_honest_run_is_never_audited_above_its_claim_and_the_audit_is_tight()
         ("half-noise", {"runs": 1500}),
         ("no-clipping", {"runs": 600}),
         ("raw-threshold", {"runs": 600}),
-        ("sticky-sampler", {"runs": 250, "rate": 0.1}),
+        pytest.param("sticky-sampler", {"runs": 600, "rate": 0.1}, marks=LONG),
     ],
 )
 def test_a_planted_fault_is_caught(plant, options):

@@ -7,7 +7,6 @@ take steps, and objective perturbation, at their weights. Each is then run with 
 from __future__ import annotations
 
 import functools
-import os
 from unittest.mock import patch
 
 import numpy as np
@@ -75,8 +74,6 @@ STEPS = {
 }
 ROWS = np.array([[0.1, 0.2], [0.2, 0.1], [0.3, 0.3], [0.15, 0.25]])
 CANARY = np.array([[1.0, 1.0]])
-FITS = 24 if os.environ.get("SORDINA_LONG") else 16
-"""With and without the canary: 12 answers that are all right prove epsilon 0.6, three times the claim of 0.2."""
 
 
 class _Released(Exception):
@@ -167,7 +164,7 @@ def weights_of(name, rows, targets):
     return np.concatenate([one.ravel() for one in STEPS[name].fit(rows, targets).weights_.values()])
 
 
-def attack_steps(name, factor, runs=FITS):
+def attack_steps(name, factor, runs=24):
     (more, more_y), (less, less_y) = worlds(name)
     inside = np.vstack([np.tile(less, (50, 1)), more[-1:]]), np.append(np.tile(less_y, 50), more_y[-1])
     outside = np.tile(less, (50, 1)), np.tile(less_y, 50)
