@@ -146,7 +146,7 @@ class UpdateValidator:
         call: RoundRequest,
         question: bytes,
     ) -> list[Tensor] | Refusal:
-        """The numbers of a update that stands every test by itself."""
+        """The numbers of an update that passes every test on its own."""
         mine, expected = update.each(), honest.each()
         if _forms(mine) != _forms(expected):
             return Refusal(sender, f"malformed: {_forms(mine)} came where {_forms(expected)} was expected")

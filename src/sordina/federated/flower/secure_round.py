@@ -170,7 +170,7 @@ class SecureRound:
     server: AggregationServer
 
     def run(self) -> ClientUpdate:
-        """The sum as a update; without numbers where too few remained."""
+        """The sum as an update; without numbers where too few remained."""
         server = self.server
         self.steps.step({one: instruct(self.call, one, self.side) for one in server.order}, "train", self._keys)
         self.steps.step(
