@@ -79,7 +79,7 @@ class Plan:
     @functools.cached_property
     def coefficients(self) -> tuple[float, ...]:
         """Of the matrix that correlates the noise; one number for independent noise."""
-        return (1.0,) if self.noise is None else self.noise.coefficients(self.steps)
+        return (1.0,) if self.noise is None else correlated.coefficients_of(self.noise, self.steps)
 
     @property
     def noise_of_sum(self) -> float:
@@ -130,7 +130,7 @@ def charged(
     event = sampler.event(Gaussian(noise_multiplier))
     if not isinstance(sampler, CyclicPoisson):
         return event, steps
-    coefficients = (1.0,) if noise is None else noise.coefficients(planned)
+    coefficients = (1.0,) if noise is None else correlated.coefficients_of(noise, planned)
     if len(coefficients) <= sampler.parts:
         return event, -(-steps // sampler.parts)
     whole = correlated.sensitivity(coefficients, planned, sampler.parts)

@@ -113,6 +113,9 @@ class PastNoise:
         self.coefficients, self._decay = tuple(coefficients), decay
         self.noise: list[Tensor] = []
         self.step = 0
+        """How many rows of C are used up."""
+        self.due = 0
+        """How many are to be, before the next step."""
         self._spread = np.sqrt(np.cumsum(correlated.inverse(self.coefficients, steps) ** 2))
 
     def release(self, total: Tensor, scale: float, rng: np.random.Generator) -> float:
@@ -138,6 +141,19 @@ class PastNoise:
         self.step += 1
         return scale * float(self._spread[min(self.step, len(self._spread)) - 1])
 
+    def begin(self, size: int, rng: np.random.Generator) -> None:
+        """Before a step draws its batch: a step that was left without a release uses up its row of C all the same.
+
+        Else rows would fall behind turns, and a unit would meet its own noise again before its turn is over.
+
+        Args:
+            size: The length of the total.
+            rng: A secure generator if anything is to be released.
+        """
+        while self.step < self.due:
+            self.release(torch.zeros(size, dtype=torch.float64), 1.0, rng)
+        self.due += 1
+
     def state(self) -> dict[str, Any]:
         """For the checkpoint of a seeded run, and of no other."""
         return {"step": self.step, "noise": list(self.noise)}
@@ -145,6 +161,7 @@ class PastNoise:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.step, self.noise = int(state["step"]), list(state["noise"])
+        self.due = self.step
 
 
 def sum_error(terms: int, unit_roundoff: float = 2.0**-24) -> float:
@@ -225,7 +242,7 @@ class PrivateStep:
         self._totals: list[list[Tensor] | None] = [None] * len(self.parts)
         self.past: list[PastNoise | None] = [None] * len(self.parts)
         if plan.noise is not None and plan.private:
-            decay = getattr(plan.noise, "decay", None)
+            decay = plan.noise.decay if isinstance(plan.noise, correlated.LambdaCGD) else None
             self.past = [PastNoise(plan.coefficients, plan.steps, decay) for _ in self.parts]
 
     def split(self) -> list[tuple[float, ...]]:
@@ -250,6 +267,17 @@ class PrivateStep:
                 f"the noise of {names} does not add up: its queries cost what noise multiplier {added:.6g} costs, but "
                 f"the plan states {wanted:.6g}. Its split must keep sum(nu_k^-2) = nu^-2 (clipping.policy.side_query)."
             )
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Before a batch is drawn: nothing of one that was left without a release is in its totals.
+
+        Args:
+            rng: A secure generator if anything is to be released.
+        """
+        self._totals = [None] * len(self.parts)
+        for past, size in zip(self.past, self.sizes, strict=True):
+            if past is not None:
+                past.begin(size, rng)
 
     def absorb(self, tape: Tape) -> None:
         """Clip the samples of one tape and add them to the batch's totals."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 from sordina.accounting import Gaussian, PoissonSampled, Repeated, accountant, linear_gaussian
+from sordina.clipping import Fixed, arrange
 from sordina.errors import InvalidInput
 from sordina.mechanisms import BandedNoise, LambdaCGD, correlated
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
-from sordina.private_step import PastNoise
+from sordina.private_step import PastNoise, PrivateStep
 from sordina.sampling import CyclicPoisson, Poisson
 
 BUDGET = Budget(3, 1e-5)
@@ -227,3 +229,26 @@ def test_turns_lie_apart_and_parts_are_drawn_for_each_unit_alone():
     assert 40 < counts.min() <= 100 <= counts.max() < 160  # coins, not equal shares
     with pytest.raises(InvalidInput, match="number of the step"):
         sampler.draw(1000, rng)
+
+
+@pytest.mark.parametrize("given", [(1.0, 1.0), (0.5, 0.6), (0.8, -0.6)])
+def test_a_noise_of_ones_own_is_not_believed(given):
+    class Own:
+        def coefficients(self, steps):
+            return given
+
+        def parts(self, batch_size, population, steps):
+            return 2
+
+    with pytest.raises(InvalidInput, match="coefficients"):
+        make_plan(Budget(3, 1e-5), CyclicPoisson(10, 100, 2), 8, noise=Own())
+
+
+def test_only_lambda_cgd_keeps_one_vector():
+    @dataclass(frozen=True)
+    class Decaying(BandedNoise):
+        decay: float = 0.9
+
+    plan = make_plan(Budget(3, 1e-5), CyclicPoisson(10, 100, 3), 9, noise=Decaying(3))
+    step = PrivateStep(plan, arrange(Fixed(1.0), ["w"]), [4])
+    assert step.past[0]._decay is None

@@ -146,3 +146,25 @@ def test_a_search_pays_for_the_components_of_every_run(data):
     found = search(noise_multiplier=8.0).fit(data, data)
     assert found.guarantee.epsilon <= 6
     assert all(run.event["events"][0]["event"] == {"kind": "Gaussian", "noise_multiplier": 8.0} for run in found.runs)
+
+
+def test_a_run_is_not_resumed_as_if_its_components_had_cost_less(data, tmp_path):
+    class Stop:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def report(self, entry):
+            if entry["step"] >= 3:
+                raise KeyboardInterrupt
+
+    options = {"noise_multiplier": 8.0, "folder": tmp_path / "run", "tensorboard": False, "checkpoint_every": 1}
+    model = network(noise_multiplier=4.0)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(model, callbacks=[Stop()], **options).fit(data)
+    for other in (network(noise_multiplier=50.0), model):  # of another price; and as it is in memory, found already
+        with pytest.raises(InvalidInput, match="another run"):
+            trainer(other, **options).fit(data, resume=True)
+    trainer(network(noise_multiplier=4.0), **options).fit(data, resume=True)

@@ -143,3 +143,23 @@ def test_higher_and_lower():
     assert better("r2", 0.1, -1.0)
     assert better("rmse", 0.1, 0.2)
     assert not better("log_loss", 0.3, 0.2)
+
+
+@pytest.mark.parametrize("metric", ["rmse", "r2"])
+def test_results_in_a_column_and_targets_in_a_row_are_not_broadcast(metric):
+    """A model with one output and targets of shape (n,): a record's merit is about that record."""
+    x, y = torch.randn(50, 3), torch.rand(50)
+
+    def loss(output, target):
+        return torch.nn.functional.mse_loss(output.squeeze(1), target)
+
+    model = torch.nn.Linear(3, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    whole = score(model, loss, (x, y), metric=metric)
+    assert whole == pytest.approx(float((1 - y.double().square()).sum()))
+    loud = (torch.cat([x, x[:1]]), torch.cat([y, torch.tensor([1e6])]))
+    assert abs(score(model, loss, loud, metric=metric) - whole) <= 1
+    flat = torch.nn.Sequential(model, torch.nn.Flatten(0))
+    assert score(flat, torch.nn.functional.mse_loss, (x, y), metric=metric) == pytest.approx(whole)

@@ -150,7 +150,8 @@ def shared_confidences(confidence: float, attacks: int, favourite: int = 0) -> t
 def most_promising(bound: Bound, attacks: Sequence[tuple[Scores, Scores]], delta: float, confidence: float) -> int:
     """The index of the attack that would prove most if its reported scores were like its tuning scores.
 
-    Of the reported scores only their number is looked at.
+    Of the reported scores only their number is looked at, members and others together: how many of them are members
+    may be what coins decided, and is part of what is judged.
 
     Args:
         bound: What is to be proven by.
@@ -161,7 +162,9 @@ def most_promising(bound: Bound, attacks: Sequence[tuple[Scores, Scores]], delta
 
     def promise(one: tuple[Scores, Scores]) -> tuple[float, float]:
         tuning, report = one
-        again = Scores(np.resize(tuning.inside, len(report.inside)), np.resize(tuning.outside, len(report.outside)))
+        rows, known = (len(each.inside) + len(each.outside) for each in (report, tuning))
+        inside = min(max(1, round(rows * len(tuning.inside) / known)), rows - 1)
+        again = Scores(np.resize(tuning.inside, inside), np.resize(tuning.outside, rows - inside))
         return bound.epsilon_lower(tuning, again, delta, (1 + confidence) / 2).epsilon, auc(tuning).value
 
     return max(range(len(attacks)), key=lambda index: promise(attacks[index])) if len(attacks) > 1 else 0

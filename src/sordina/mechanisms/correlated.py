@@ -160,6 +160,22 @@ def normalised(given: Coefficients) -> Coefficients:
     return tuple(float(one) for one in _unit(values))
 
 
+def coefficients_of(noise: CorrelatedNoise, steps: int) -> Coefficients:
+    """What ``noise`` says for a run of ``steps`` steps; refused where no theorem of this file holds.
+
+    Args:
+        noise: Ours, or a class of one's own.
+        steps: Of the run.
+    """
+    given = tuple(float(one) for one in noise.coefficients(steps))
+    if not math.fsum(one**2 for one in normalised(given)) >= math.fsum(one**2 for one in given) * (1 - 2.0**-50):
+        raise InvalidInput(
+            f"the squares of the coefficients of {type(noise).__name__} add up to more than one: the sensitivity of a "
+            "step would be larger than what is paid for. Divide them by their length (correlated.normalised)."
+        )
+    return given
+
+
 def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of length one, or shorter by what rounding may do."""
     values = values / math.sqrt(math.fsum(float(one) ** 2 for one in values))

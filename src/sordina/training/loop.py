@@ -212,6 +212,8 @@ class Private:
         self._charged = plan.charged
         self._divided: Indices | None = None
         """Whose turn is when, for noise that is correlated over steps: as secret as who is in a batch."""
+        self._drawn_batches = 0
+        """Of this process: a loop that another one has overtaken goes no further."""
         self._process = os.getpid()
 
     @property
@@ -253,6 +255,7 @@ class Private:
             raise InvalidInput("this run has ended: bind model and data anew by make_private.")
         while self.steps_taken < self.plan.steps:
             pieces = self._draw()
+            drawn = self._drawn_batches
             if not pieces:
                 self._complete_step()
             for piece in pieces:
@@ -260,6 +263,10 @@ class Private:
                 if not readable:
                     self._complete(piece)
                 for part, batch in readable:
+                    if drawn != self._drawn_batches:
+                        raise InvalidInput(
+                            "another loop over this run has drawn a batch since: what is left of this one adds nothing."
+                        )
                     self._expected = part
                     if self.engine is not None:
                         self.engine.expect(len(part.rows))
@@ -331,6 +338,9 @@ class Private:
         self.earlier.begin(self.plan, self.account)
         first = self.steps_taken == 0
         self.book(self.steps_taken + 1)
+        self._expected = None
+        self._drawn_batches += 1
+        self.private_step.begin(self.rng)
         self._find_components(first=first)
         table = None
         if self.team.leads:

@@ -66,6 +66,7 @@ def settings_of(private: Private) -> dict[str, Any]:
         **({} if private.augment is None else {"augment": described(private.augment), "views": private.views}),
         **({} if private.average is None else {"averaging": described(private.average.rule)}),
         **({} if plan.noise is None else {"correlated_noise": described(plan.noise)}),
+        **({} if plan.before is None else {"before": described(plan.before)}),
     }
 
 

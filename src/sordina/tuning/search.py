@@ -343,6 +343,7 @@ class Search:
         made |= {"autocast": str(base.autocast), "public_buffers": list(base.public_buffers)}
         made["users"] = None if base.users is None else [len(base.users), base.users.rows_per_user]
         described = {name: describe(getattr(base, name)) for name in _DESCRIBED}
+        layer = components_of(base.model)
         return {
             "space": repr(self.space), "strategy": describe(self.strategy), "selection": repr(selection),
             "budget": repr(self.budget), "method": self.method, "seeds": self.seeds, "seed": self.seed,
@@ -351,6 +352,7 @@ class Search:
             "model": [[list(parameter.shape), parameter.requires_grad] for parameter in base.model.parameters()],
             **({} if selection.metric is None else {"metric": selection.metric}),
             **({} if base.noise is None else {"noise": repr(base.noise)}),
+            **({} if layer is None else {"components": [layer.noise_multiplier, layer.row_norm]}),
         }  # fmt: skip
 
     def _brief(self, decision: Decision, selection: Selection, folder: RunFolder) -> Brief:

@@ -200,16 +200,29 @@ def score(
         if metric in _OF_CLASSES and not classes:
             raise InvalidInput(f"{metric} speaks of classes, and these targets are none.")
         if metric in ("rmse", "r2"):
-            merits = 1 - (output - target).double().square().flatten(1).mean(1).div(bound).clamp(0, 1)
+            merits = 1 - _squared_error(output, target).div(bound).clamp(0, 1)
         elif metric == "log_loss":
             merits = 1 - _log_loss(output, target).div(2 * math.log(max(2, output.shape[-1]))).clamp(0, 1)
         elif classes and metric != "loss":
             merits = (predicted_class(output) == target).double()
         else:
             merits = 1 - each(output, target).double().div(bound).clamp(0, 1)
+        if merits.shape != (len(target),):
+            raise InvalidInput("the merits of records must be one number each: look at the shapes of model and loss.")
         total += float(merits.nan_to_num(0.0).sum())
     model.train(was_training)
     return total
+
+
+def _squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """Of each row alone: nothing is broadcast."""
+    wide, wanted = (each.double().reshape(len(target), -1) for each in (output, target))
+    if wide.shape != wanted.shape:
+        raise InvalidInput(
+            f"a row of the model's results has {wide.shape[1]} numbers and one of the targets {wanted.shape[1]}: they "
+            "cannot be compared by rmse or r2."
+        )
+    return (wide - wanted).square().mean(1)
 
 
 def _log_loss(output: Tensor, target: Tensor) -> Tensor:
