@@ -370,3 +370,24 @@ def test_a_count_of_calls_is_no_memory_of_data():
     with Engine(model, public_buffers=["calls"]) as engine:
         for _ in range(20):
             engine.record(model(torch.randn(16, 6)).square().sum(1))
+
+
+class Twice(nn.Module):
+    """A weight times itself: its gradient is pulled back to it through the graph of the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return x @ self.weight @ self.weight.T
+
+
+def test_double_precision_in_a_test_leaves_the_batch_its_graph(monkeypatch):
+    """Parameters that were doubled for a while are not those of the graph before: runs had ended in an error."""
+    monkeypatch.setattr("sordina.gradients.removal._ALIKE", -1.0)
+    model, x = Twice(), torch.randn(4, 6)
+    with Engine(model) as engine:
+        norms = engine.record(model(x).square().sum(1)).scalars().norms
+    alone = [torch.autograd.grad(model(row[None]).square().sum(), model.weight)[0].norm() for row in x]
+    assert torch.allclose(norms, torch.stack(alone), rtol=1e-4)

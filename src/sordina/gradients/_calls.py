@@ -19,6 +19,7 @@ from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
     Dims,
+    Doubled,
     Snapshot,
     changed_words,
     check_parameters,
@@ -172,9 +173,16 @@ class Calls:
             self._refuse_change(versions)
         if watched is not None and prints is not None:
             check_parameters(prints, fingerprint(self.model))
+            times = Doubled.times
             if why := self._check_removal(value, structure, rows, tensors, watched):
                 structure = self._alone_from_now(structure, why, watched)
-                result, apart = self.run_apart(value, structure, rows)
+            if why or Doubled.times > times:
+                watched.restore()
+                self.recorder.taps = []
+                if structure.alone:
+                    result, apart = self.run_apart(value, structure, rows)
+                else:
+                    result = self.listen(rows, structure.inputs, *value)
                 tensors = list(tensors_in([result]))
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]

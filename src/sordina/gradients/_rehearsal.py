@@ -393,6 +393,13 @@ RUN_BACKWARD: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
 """What stands behind `torch.autograd.grad`, whose checks of its arguments take as long as a small layer."""
 
 
+class Doubled:
+    """Parameters that were in double precision for a while are no longer what a graph from before leads to."""
+
+    times = 0
+    """How often parameters were; a forward pass from before a change is of no use."""
+
+
 @contextmanager
 def moved(model: nn.Module, generator: torch.Generator | None, double: bool = False) -> Iterator[None]:
     """All parameters that learn moved at random by about a tenth, and all in double precision; put back at the end.
@@ -402,6 +409,7 @@ def moved(model: nn.Module, generator: torch.Generator | None, double: bool = Fa
     tensors: list[Tensor] = [each for each in model.parameters() if double or each.requires_grad]
     tensors += [buffer for buffer in model.buffers() if double and buffer.is_floating_point()]
     own = [tensor.data for tensor in tensors]
+    Doubled.times += double
     try:
         for tensor, value in zip(tensors, own, strict=True):
             fresh = value.double() if double and value.is_floating_point() else value
