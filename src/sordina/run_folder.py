@@ -128,7 +128,7 @@ class RunFolder:
             path: The folder; made if it is missing.
             kind: "train", "tune", "federate", ...: a folder is resumed by the command that began it.
             settings: All that decides what the run does and claims, as plain data (JSON).
-            resume: Go on with the run in the folder, whose settings must be the same. A finished one is opened too.
+            resume: Continue the run in the folder, whose settings must be the same. A finished one is opened too.
             resumable: Whether a run that is interrupted can be gone on with.
         """
         path, settings = Path(path), _plain(settings)

@@ -237,7 +237,7 @@ def federate_into(
     Args:
         path: The folder; one that holds a run is refused, unless it is to be resumed.
         recipe: The run.
-        resume: Go on with the run in the folder.
+        resume: Continue the run in the folder.
         ledger: Where to reserve and settle what the run costs.
         dataset: The data set in the ledger.
         observe: Shown every round.
@@ -273,7 +273,7 @@ def kept(
         go: Runs it, given the folder, an observer and a keeper.
         data: What the data are called in the ledger's history.
         engine: Where it runs.
-        resume: Go on with the run in the folder.
+        resume: Continue the run in the folder.
         ledger: Where to reserve and settle what the run costs.
         dataset: The data set in the ledger.
         observe: Shown every round.

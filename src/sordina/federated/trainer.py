@@ -102,7 +102,7 @@ class FederatedTrainer:
                 TensorDatasets, map-style Datasets of pairs, or with ``schema`` frames and files.
             validation: Held-out data in the same forms, of one or of several clients. They are read in the clear: the
                 guarantee does not cover them.
-            resume: Go on with the run in ``folder``. One that has ended is only read.
+            resume: Continue the run in ``folder``. One that has ended is only read.
         """
         module = self._module()
         problem = self._problem(module, clients, validation)

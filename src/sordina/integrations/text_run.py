@@ -59,7 +59,7 @@ class TextRecipe:
         max_tokens: Longer texts are cut there.
         test: Another file to score on.
         test_share: Part of the rows (persons) kept for scoring instead.
-        seed: Repeatable noise; such a model must not be released.
+        seed: Makes the noise repeatable; such a model must not be released.
         encoding: Of the files.
         separator: Between the fields of CSV files.
     """
@@ -182,7 +182,7 @@ def train_texts(
     Args:
         recipe: What is wanted.
         folder: Where model, card and guarantee go.
-        resume: Go on with the run in ``folder``.
+        resume: Continue the run in ``folder``.
         ledger: Where the run is booked.
         dataset_budget: The ledger's name of the data set.
         progress: Told what is being done.

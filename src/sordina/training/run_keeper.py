@@ -156,7 +156,7 @@ class RunKeeper:
         Args:
             private: The run, bound to model and data, not begun.
             folder: Where it is kept; None keeps nothing.
-            resume: Go on with the run in ``folder``.
+            resume: Continue the run in ``folder``.
             ledger: Where its whole price is reserved before the first batch is drawn.
             dataset_budget: The data set in the ledger.
             checkpoint_every: Steps between checkpoints; left out, as often as is cheap.

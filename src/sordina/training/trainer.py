@@ -160,9 +160,9 @@ def make_private(
         raw: Collect statistics that are NOT private (`sordina.training.run`).
         public_buffers: Names of buffers that a forward pass may change, because what they hold does not depend on the
             data (a count of steps). Any other buffer that changes is refused.
-        seed: Repeatable noise; such a model must not be released.
+        seed: Makes the noise repeatable; such a model must not be released.
         folder: Where model, checkpoints and guarantee are kept; a killed run goes on from there.
-        resume: Go on with the run in ``folder``; its settings must be the same.
+        resume: Continue the run in ``folder``; its settings must be the same.
         ledger: Where the whole price is reserved before the first batch is drawn, and settled by ``finish``.
         dataset_budget: The ledger's data set to book on.
         checkpoint_every: Steps between checkpoints; left out, as often as is cheap.
@@ -248,7 +248,7 @@ class Trainer:
         accountant: The accountant's name: pld (the tightest), rdp, gdp, zcdp, advanced or basic.
         microbatch: Samples at once, where memory is short.
         autocast: A lower precision for the forward pass.
-        seed: Repeatable noise, for tests only; None draws it securely.
+        seed: Makes the noise repeatable, for tests only; None draws it securely.
         callbacks: What watches the run (`sordina.training.Callback`).
         progress: True shows a bar; a function is told ``(steps taken, steps)`` (`sordina.progress`).
         tensorboard: A folder for TensorBoard.
@@ -297,7 +297,7 @@ class Trainer:
         Args:
             data: What is trained on: a TensorDataset, a tuple of tensors, or a map-style Dataset.
             validation: Held-out data, scored without noise; the guarantee does not cover them.
-            resume: Go on with the run in ``folder``. One that has ended is only read.
+            resume: Continue the run in ``folder``. One that has ended is only read.
         """
         if self._fitted:
             raise InvalidInput(

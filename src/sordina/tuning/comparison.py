@@ -348,7 +348,7 @@ class ComparisonPlan:
     delta: float = 1e-5
     granularity: int = 5
     runs: int | None = None
-    """Random search with this many runs over the ranges of the grid; the grid itself if left out."""
+    """Random search with this many runs over the ranges of the grid; by default the grid itself."""
     cells: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     """By strategy: the only points of its grid to try, though all are paid for (see `PartOfGrid`)."""
     selection: Selection = field(default_factory=Selection)
@@ -400,7 +400,7 @@ def compare(
     Args:
         plan: What to compare.
         folder: Where; held until all searches have ended.
-        resume: Go on with the comparison in ``folder``.
+        resume: Continue the comparison in ``folder``.
         ledger: Where each search reserves its whole cost.
         dataset_budget: The ledger's data set.
         watch: Shows a search while it runs.

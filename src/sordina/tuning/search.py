@@ -164,7 +164,7 @@ class Search:
     ``trainer`` makes a fresh `sordina.Trainer` (its argument seeds the first weights); ``strategy`` says which fields a
     configuration sets on it: a name of `sordina.tuning.STRATEGIES`, a function, or None for field names as they are.
     ``selection`` is "private", "public" or "thesis-test-set", or a `Selection`; ``method`` "composition" or
-    "random-stopping", the cheaper one if left out. ``seeds`` trains every configuration that many times, and each
+    "random-stopping", the cheaper one by default. ``seeds`` trains every configuration that many times, and each
     time is paid for, except in the thesis's protocol. A ``seed`` makes all noise repeatable, and the result unfit
     for release. ``patience`` (exact selection only) ends runs that stopped improving.
 
@@ -210,7 +210,7 @@ class Search:
         Args:
             source: Gives training and validation data.
             size: The number of training rows.
-            resume: Go on with the search in the folder.
+            resume: Continue the search in the folder.
         """
         selection = self._check(resume)
         with nullcontext(self.folder) if self.folder else tempfile.TemporaryDirectory() as place:

@@ -96,7 +96,7 @@ def run_peers(
         ledger: Where to reserve and settle what the run costs; needs a folder.
         dataset: The data set in the ledger.
         observe: Shown a line of facts after every round.
-        resume: Go on with the run in the folder.
+        resume: Continue the run in the folder.
     """
     check_pair(ledger, dataset)
     if folder is None:
@@ -373,7 +373,7 @@ class GossipTrainer:
         Args:
             clients: As for `FederatedTrainer.fit`: one party's data each.
             validation: Held-out data, read in the clear.
-            resume: Go on with the run in ``folder``; a walk cannot be.
+            resume: Continue the run in ``folder``; a walk cannot be.
         """
         from sordina.federated.privacy.placement import NoPrivacy
         from sordina.federated.trainer import FederatedTrainer

@@ -78,7 +78,7 @@ class PeerSettings:
         protect: worst: no pair is above epsilon. mean: only the mean over pairs is at it, and neighbours are above.
         honest_share: Of decor: the share of parties that does not collude.
         pairwise: Of decor: the noise that a pair shares over the noise of a single party.
-        seed: Repeatable noise; such models must not be released.
+        seed: Makes the noise repeatable; such models must not be released.
     """
 
     topology: str = "gossip"

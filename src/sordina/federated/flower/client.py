@@ -195,7 +195,7 @@ class ClientContext:
         home: Its folder.
         limit: The run's own limit, in the costs of the placement; the client's policy holds besides.
         policy: What the client agrees to over everything; None in simulations only, where there is nobody to protect.
-        seed: Repeatable noise, for simulations only: whoever knows it can subtract the noise.
+        seed: Makes the noise repeatable, for simulations only: whoever knows it can subtract the noise.
     """
 
     side: ClientSide
