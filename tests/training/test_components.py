@@ -168,3 +168,18 @@ def test_a_run_is_not_resumed_as_if_its_components_had_cost_less(data, tmp_path)
         with pytest.raises(InvalidInput, match="another run"):
             trainer(other, **options).fit(data, resume=True)
     trainer(network(noise_multiplier=4.0), **options).fit(data, resume=True)
+
+
+def test_a_run_of_a_search_that_fails_has_paid_for_its_components(data):
+    def make(seed):
+        torch.manual_seed(seed)
+        return trainer(network(noise_multiplier=4.0), clipping=sd.clipping.Fixed(1000.0))
+
+    search = sd.Search(
+        sd.tuning.Grid({"learning_rate": (0.1, 3e38)}), make, budget=sd.Budget(8, 1e-5), selection="public",
+        method="composition", accountant="rdp",
+    )  # fmt: skip
+    found = search.fit(data, data)
+    assert {run.stopped for run in found.runs} >= {None}
+    failed, whole = sorted((repr(run.event) for run in found.runs), key=len)
+    assert failed == whole, (failed, whole)

@@ -163,3 +163,21 @@ def test_results_in_a_column_and_targets_in_a_row_are_not_broadcast(metric):
     assert abs(score(model, loss, loud, metric=metric) - whole) <= 1
     flat = torch.nn.Sequential(model, torch.nn.Flatten(0))
     assert score(flat, torch.nn.functional.mse_loss, (x, y), metric=metric) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy", "log_loss"])
+def test_one_score_a_row_is_judged_row_by_row(metric):
+    """A model whose results have one dimension: the largest of a batch is nobody's class."""
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
+
+    def loss(output, target):
+        return nn.functional.binary_cross_entropy_with_logits(output, target.float(), reduction="none")
+
+    column = nn.Linear(3, 1)
+    flat = nn.Sequential(column, nn.Flatten(0))
+    whole = score(flat, loss, (x, y), metric=metric)
+    apart = sum(score(flat, loss, (x[i : i + 1], y[i : i + 1]), metric=metric) for i in range(40))
+    assert whole == pytest.approx(apart)
+    if metric != "log_loss":
+        assert whole == float(((column(x)[:, 0] > 0).long() == y).sum())

@@ -20,7 +20,9 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], float]
 
 
 def predicted_class(outputs: Tensor) -> Tensor:
-    """The class of each row: the largest of several scores, or the sign of a single one."""
+    """The class of each row: the largest of several scores, or the sign of a single one, in a column or by itself."""
+    if outputs.ndim == 1:
+        return (outputs > 0).long()
     return outputs.argmax(dim=-1) if outputs.shape[-1] > 1 else (outputs.squeeze(-1) > 0).long()
 
 

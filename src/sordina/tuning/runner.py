@@ -322,7 +322,7 @@ def perform(brief: Brief, order: RunOrder, train: Any, validation: Any) -> None:
         event = run.plan.event() if brief.secret else run.event
         stopped = "diverged" if diverging.stopped else "no longer improving" if best.stopped else None
     except TrainingFailed:  # of released weights
-        private = trainer.private(train)
+        private = brief.make(order).private(train)  # as it began: what it released before its steps is paid for too
         private.close()
         event, stopped = private.plan.event(), FAILED
     leave(brief, order, trainer, event, best, stopped)

@@ -202,7 +202,9 @@ def score(
         if metric in ("rmse", "r2"):
             merits = 1 - _squared_error(output, target).div(bound).clamp(0, 1)
         elif metric == "log_loss":
-            merits = 1 - _log_loss(output, target).div(2 * math.log(max(2, output.shape[-1]))).clamp(0, 1)
+            scores = _class_scores(output, target)
+            of_each = -scores.log_softmax(1).gather(1, target[:, None])[:, 0]
+            merits = 1 - of_each.div(2 * math.log(scores.shape[1])).clamp(0, 1)
         elif classes and metric != "loss":
             merits = (predicted_class(output) == target).double()
         else:
@@ -225,8 +227,7 @@ def _squared_error(output: Tensor, target: Tensor) -> Tensor:
     return (wide - wanted).square().mean(1)
 
 
-def _log_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Of each row alone."""
-    wide = output.double()
-    wide = torch.cat([torch.zeros_like(wide), wide], 1) if wide.shape[-1] == 1 else wide
-    return -wide.log_softmax(1).gather(1, target[:, None])[:, 0]
+def _class_scores(output: Tensor, target: Tensor) -> Tensor:
+    """A score for each class and row; of two classes the first has zero where a model gives one number."""
+    wide = output.double().reshape(len(target), -1)
+    return torch.cat([torch.zeros_like(wide), wide], 1) if wide.shape[1] == 1 else wide
