@@ -121,13 +121,12 @@ class Whole(nn.Module):
         del self.body.pooler
         self.body.pooler = None
 
-    def forward(self, tokens: Tensor, length: Tensor) -> Tensor:
-        """The four logits of every text."""
-        mask = torch.arange(tokens.shape[1])[None] < length[:, None]
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """The four logits of every text; a mask made from lengths in here would be studied on made-up lengths."""
         kinds = torch.zeros_like(tokens)
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
-        said = self.body(input_ids=tokens, attention_mask=mask.long(), token_type_ids=kinds, position_ids=places)
-        return self.head(pooled(said.last_hidden_state.float(), mask))
+        said = self.body(input_ids=tokens, attention_mask=mask, token_type_ids=kinds, position_ids=places)
+        return self.head(pooled(said.last_hidden_state.float(), mask.bool()))
 
 
 class Kept:
@@ -146,8 +145,13 @@ class Kept:
     def __len__(self) -> int:
         return len(self.train)
 
+    def words(self, rows: Any) -> tuple[Tensor, Tensor]:
+        """Tokens of texts, and ones where there are some."""
+        tokens = self.tokens[rows].long()
+        return tokens, (torch.arange(tokens.shape[-1]) < self.lengths[rows][..., None]).long()
+
     def texts(self, tokens: int | None = None) -> torch.utils.data.Dataset[Any]:
-        """States (or the first so many ``tokens``), lengths and labels of the rows to train on."""
+        """States, lengths and labels of the rows to train on; or the first ``tokens``, their mask and labels."""
         kept = self
 
         class Texts(torch.utils.data.Dataset[Any]):
@@ -157,7 +161,8 @@ class Kept:
             def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
                 row = int(kept.train[index])
                 if tokens is not None:
-                    return kept.tokens[row, :tokens].long(), kept.lengths[row].clamp(max=tokens), kept.labels[row]
+                    words, mask = kept.words(row)
+                    return words[:tokens], mask[:tokens], kept.labels[row]
                 return kept.states[row], kept.lengths[row], kept.labels[row]
 
         return Texts()
@@ -221,7 +226,7 @@ def try_rates(kept: Kept, head: nn.Linear, first: Run, args: argparse.Namespace)
     for rate in (0.0, 0.25, 1.0, 4.0, 16.0):
         model.load_state_dict({name: value + rate * moved[name] for name, value in begun.items()})
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            said = torch.cat([model(kept.tokens[part].long(), kept.lengths[part]).float() for part in rows.split(100)])
+            said = torch.cat([model(*kept.words(part)).float() for part in rows.split(100)])
         loss, right = F.cross_entropy(said, kept.labels[rows]), (said.argmax(1) == kept.labels[rows]).double().mean()
         print(f"rate {rate:g}: loss {float(loss):.4f}, accuracy {float(right):.4f}", flush=True)
 
@@ -261,8 +266,8 @@ def accuracy(model: Any, kept: Kept) -> float:
     right = 0
     for rows in kept.held.split(200):
         with torch.autocast("cpu", torch.bfloat16):
-            texts = kept.tokens[rows].long() if isinstance(model, Whole) else kept.states[rows].float()
-            said = model(texts, kept.lengths[rows])
+            every = isinstance(model, Whole)
+            said = model(*kept.words(rows)) if every else model(kept.states[rows].float(), kept.lengths[rows])
         right += int((said.argmax(1) == kept.labels[rows]).sum())
     return right / len(kept.held)
 

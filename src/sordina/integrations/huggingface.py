@@ -539,6 +539,7 @@ class PrivateTrainer(transformers.Trainer):
         write_card(
             folder, self.run.claim, base=name, architecture=kind, task=task,
             tags=[tags] if isinstance(tags, str) else list(tags),
+            classes=getattr(getattr(base, "config", None), "num_labels", None),
         )  # fmt: skip
 
     def hyperparameter_search(self, *unused: Any, **options: Any) -> Any:

@@ -47,7 +47,14 @@ compute epsilon from them again.
 
 
 def write_card(
-    folder: Path, claim: PrivacyClaim, *, base: str, architecture: str, task: str, tags: Sequence[str] = ()
+    folder: Path,
+    claim: PrivacyClaim,
+    *,
+    base: str,
+    architecture: str,
+    task: str,
+    tags: Sequence[str] = (),
+    classes: int | None = None,
 ) -> None:
     """Write ``README.md`` and ``privacy.json`` beside the weights in ``folder``.
 
@@ -58,11 +65,13 @@ def write_card(
         architecture: The class of the model.
         task: The pipeline's name, such as "text-classification".
         tags: Further words for a hub.
+        classes: Of a classifier: an adapter's folder does not know how many there are.
     """
     weights = weights_file(folder).name
     bound = {MODEL_FILE: weights, MODEL_HASH: private_files.sha256(folder / weights)}
     write_claim(folder, replace(claim, more={**claim.more, **bound}))
-    card = _card(folder.name, claim, weights == ADAPTER_MODEL, base, architecture, task, tags)
+    adapter = weights == ADAPTER_MODEL
+    card = _card(folder.name, claim, adapter, base, architecture, task, tags, _use(adapter, architecture, classes))
     private_files.write(folder / CARD, card.encode())
 
 
@@ -87,8 +96,9 @@ def remove_card(folder: Path) -> None:
 
 
 def _card(
-    name: str, claim: PrivacyClaim, adapter: bool, base: str, architecture: str, task: str, tags: Sequence[str]
-) -> str:
+    name: str, claim: PrivacyClaim, adapter: bool, base: str, architecture: str, task: str, tags: Sequence[str],
+    use: str,
+) -> str:  # fmt: skip
     head = [f"library_name: {'peft' if adapter else 'transformers'}"]
     known = base and not Path(base).is_absolute()
     head += [f"base_model: {json.dumps(base)}"] if known else []
@@ -114,11 +124,11 @@ def _card(
         rows="\n".join(f"| {key} | {value} |" for key, value in rows),
         caveats="\n".join(f"- {each}" for each in claim.caveats),
         privacy=PRIVACY,
-        use=_use(adapter, architecture),
+        use=use,
     )
 
 
-def _use(adapter: bool, architecture: str) -> str:
+def _use(adapter: bool, architecture: str, classes: int | None) -> str:
     """How stock libraries open the folder."""
     endings = {
         "ForSequenceClassification": "ForSequenceClassification", "ForTokenClassification": "ForTokenClassification",
@@ -127,7 +137,10 @@ def _use(adapter: bool, architecture: str) -> str:
     }  # fmt: skip
     ending = next((head for end, head in endings.items() if architecture.endswith(end)), "")
     library, kind = ("peft", "AutoPeftModel") if adapter else ("transformers", "AutoModel")
-    return f'from {library} import {kind}{ending}\n\nmodel = {kind}{ending}.from_pretrained("path/to/this/folder")'
+    more = f", num_labels={classes}" if adapter and classes and ending.endswith("Classification") else ""
+    return (
+        f'from {library} import {kind}{ending}\n\nmodel = {kind}{ending}.from_pretrained("path/to/this/folder"{more})'
+    )
 
 
 # Which ``checkpoint-N`` folders a run wrote itself, and what was in them.
