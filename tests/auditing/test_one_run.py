@@ -8,6 +8,7 @@ from scipy.stats import binom
 
 from sordina.accounting.events import Gaussian
 from sordina.auditing.audit import Attempt, Judge, RowSplit, audit_scores
+from sordina.auditing.bounds import most_promising
 from sordina.auditing.one_run import (
     Guesses,
     Membership,
@@ -83,6 +84,24 @@ def test_the_favourite_is_chosen_without_the_rows_that_are_reported_on():
         reported |= {name: Scores(rng.normal(size=90), rng.normal(size=90)) for name in ("b", "c")}
         attempts = [Attempt(name, tuned.get(name, tuned["a"]), scores) for name, scores in reported.items()]
         assert [1 - one.bound.confidence for one in judge(attempts)] == pytest.approx([0.0125, 0.025, 0.0125])
+
+
+def test_the_favourite_does_not_depend_on_how_many_coins_fell_on_in():
+    """Made to lean on one side each: by the number of members among the reported rows the favourite would change."""
+
+    def leaning(*parts):
+        """From the highest score down, so many rows of which so many are members'."""
+        who = np.concatenate([np.diff(np.floor(np.arange(n + 1) * k / n + 1e-9)) > 0 for n, k in parts])
+        values = -np.arange(len(who), dtype=float)
+        return Scores(values[who], values[~who])
+
+    tuned = [leaning((150, 90), (50, 10)), leaning((50, 40), (150, 60)), leaning((200, 100))]
+    chosen = set()
+    for members in (450, 490, 510, 550):
+        reported = Scores(np.zeros(members), np.zeros(1000 - members))
+        scores = [(one, reported) for one in tuned]
+        chosen.add(most_promising(OneRun(Membership("coins")), scores, 0.0, 0.95))
+    assert len(chosen) == 1
 
 
 def test_an_infinite_epsilon_claims_no_delta_either():
