@@ -80,6 +80,7 @@ def test_classification_on_a_table_of_persons(place, tmp_path):
     assert {row[1] for row in answers["rows"]} <= {"a", "b"}
     done, text = said("card", out)
     assert done.exit_code == 0, text
+    assert "rows of a person count" in text
     done, text = said("report", out, "--out", tmp_path / "page.html")
     assert done.exit_code == 0, text
     assert "PRIVATE" in (tmp_path / "page.html").read_text()

@@ -15,7 +15,7 @@ from typing import Any
 from sordina.privacy import Unit, format_down, format_up
 from sordina.privacy_claim import PrivacyClaim
 from sordina.reports.folder_facts import attacks
-from sordina.run_folder import AUDIT, FAIRNESS, MODEL_HASH, RUN, SCORES, read_claim, read_json
+from sordina.run_folder import AUDIT, FAIRNESS, MODEL_HASH, RECIPE, RUN, SCORES, read_claim, read_json
 
 UNSTATED = "not stated"
 _UNITS = {
@@ -113,6 +113,8 @@ def _contribution(claim: PrivacyClaim, folder: str | Path) -> str:
     """How much of a person is covered, in words."""
     settings = read_json(Path(folder) / RUN).get("settings", {}) if os.path.lexists(Path(folder) / RUN) else {}
     schema = settings.get("schema") if isinstance(settings, dict) else None
+    if schema is None and os.path.lexists(Path(folder) / RECIPE):  # texts
+        schema = read_json(Path(folder) / RECIPE).get("columns")
     if claim.unit is Unit.RECORD:
         return "Each row counts as another person's."
     if isinstance(schema, dict) and schema.get("person"):
