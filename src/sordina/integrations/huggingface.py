@@ -117,7 +117,8 @@ class PrivateTrainer(transformers.Trainer):
         accountant: Who judges the cost.
         loss: A function of the model's output and the batch, one value per text; None takes the task's own.
         public_length: The loss of a text is the sum over its tokens by this number; None takes their mean.
-        noise_seed: Makes the noise repeatable, for tests; such a model must not be released. ``args.seed`` leaves noise secret.
+        noise_seed: Makes the noise repeatable, for tests; such a model must not be released. ``args.seed`` leaves noise
+            secret.
         rest: As in `transformers.Trainer`: compute_metrics, callbacks, optimizers, ...
     """
 
