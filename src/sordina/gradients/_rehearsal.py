@@ -131,15 +131,20 @@ def batch_sizes(value: tuple[Any, Any]) -> tuple[int, int]:
     return few, many
 
 
-SMALL, LARGE = 1 << 16, 4
-"""Gradients of all parameters of up to so many values are compared, and of so many larger ones."""
+SMALL, LARGE = 1 << 16, 1 << 23
+"""Gradients of all parameters of up to so many values are compared, and of larger ones with as many in all."""
 
 
 def looked_at(model: nn.Module, seed: int) -> list[nn.Parameter]:
-    """The parameters whose gradients are compared: those that are small, and a few of the others, drawn by ``seed``."""
+    """The parameters whose gradients are compared: all that are small, and some others, one at least, by ``seed``."""
     trained = [one for one in model.parameters() if one.requires_grad]
-    large = [one for one in trained if one.numel() > SMALL]
-    return [one for one in trained if one.numel() <= SMALL] + random.Random(seed).sample(large, min(LARGE, len(large)))
+    chosen, large = [one for one in trained if one.numel() <= SMALL], [one for one in trained if one.numel() > SMALL]
+    left = LARGE
+    for number, one in enumerate(random.Random(seed).sample(large, len(large))):
+        if not number or one.numel() <= left:
+            chosen.append(one)
+            left -= one.numel()
+    return chosen
 
 
 def flipped(value: Any, dims: Dims) -> Any:

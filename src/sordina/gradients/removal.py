@@ -195,8 +195,9 @@ def _again(model: nn.Module, before: Snapshot) -> None:
             module.dropout = 0.0
 
 
-_ALIKE, _EXACT = 1e-3, 1e-6
-"""How far two computations of a gradient may differ, relative to its size, as they are and in double precision."""
+_ALIKE, _EXACT, _ROUNDED = 1e-3, 1e-6, 0.1
+"""How far two computations of a gradient may differ, relative to its size, as they are and in double precision; and how
+far these two may be apart where it is not rounding that decides."""
 
 
 def backward_mixes(
@@ -208,7 +209,8 @@ def backward_mixes(
     others, plus that of the others: where the results of the former have no gradient, and where theirs is large.
 
     Where this does not hold to single precision, double precision decides; where a maximum, or a sign, hangs on the
-    last digit, a gradient is not continuous and rounding shows, so parameters moved at random must agree with it.
+    last digit, a gradient is not continuous and rounding shows, so parameters moved at random must agree with it, and
+    single precision must not be far off: of huge inputs even double precision says little.
 
     Args:
         model: What is run; it is left as it was.
@@ -262,34 +264,38 @@ class _WayBack:
         the same shapes, all is the same to the last bit.
         """
         with aside(self.model), torch.enable_grad(), WithoutChance(own=self.draw) as self.chance:
-            if self._apart(value, _ALIKE):
+            found, single = self._off(value, _ALIKE)
+            if not found:
                 return False
             try:
                 with moved(self.model, None, double=True):
-                    if self._apart(_doubled(value), _EXACT):
+                    found, double = self._off(_doubled(value), _EXACT)
+                    if not found:
                         return False
                 with moved(self.model, torch.Generator().manual_seed(self.seed), double=True):
-                    return None if self._apart(_doubled(value), _EXACT) else True
+                    found &= self._off(_doubled(value), _EXACT)[0]
+                rounded = set[int]().union(*map(_off, single, double, [_ROUNDED] * len(single)))
+                return True if found - rounded else None
             except Exception:
                 (one,), (two,) = (
                     self._gradients(each, list(range(self.rows)), self.trials[:1]) for each in (value, twin)
                 )
-                return None if _near(one, two, 1e2 * _ALIKE if self._short() else _ALIKE) else True
+                return True if _off(one, two, 1e2 * _ALIKE if self._short() else _ALIKE) else None
 
     def _short(self) -> bool:
         """Whether numbers are shorter than in single precision, so that routes of another length round otherwise."""
         device = self.parameters[0].device.type if self.parameters else "cpu"
         return torch.is_autocast_enabled(device) or any(one.element_size() < 4 for one in self.parameters)
 
-    def _apart(self, value: Any, tolerance: float) -> bool:
-        """Whether a batch's gradient is that of some samples plus that of the others."""
+    def _off(self, value: Any, tolerance: float) -> tuple[set[int], list[list[Tensor | None]]]:
+        """The parameters whose gradient is not that of some samples plus the others', and all these gradients."""
         usual, quiet = self._gradients(value, self.others, self.trials[1:])
         whole = self._gradients(value, list(range(self.rows)), self.trials)
         own = self._gradients(value, self.some, self.trials)
+        found = set[int]()
         for together, rest, one in zip(whole, (usual, usual, quiet), own, strict=True):
-            if not _near(together, [_sum(*pair) for pair in zip(rest, one, strict=True)], tolerance):
-                return False
-        return True
+            found |= _off(together, [_sum(*pair) for pair in zip(rest, one, strict=True)], tolerance)
+        return found, [usual, quiet, *whole, *own]
 
     def _gradients(
         self, value: Any, members: list[int], trials: Sequence[tuple[float, float]]
@@ -337,13 +343,13 @@ def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return two if one is None else one if two is None else one + two
 
 
-def _near(one: Sequence[Tensor | None], two: Sequence[Tensor | None], tolerance: float) -> bool:
-    """Whether two lists of gradients are the same up to rounding; what is not finite tells nothing."""
-    pairs = [(a, b) for a, b in zip(one, two, strict=True) if a is not None or b is not None]
+def _off(one: Sequence[Tensor | None], two: Sequence[Tensor | None], tolerance: float) -> set[int]:
+    """The places at which two lists of gradients differ by more than rounding; what is not finite tells nothing."""
+    pairs = list(zip(one, two, strict=True))
     sizes = [max(map(_length, pair)) for pair in pairs]
-    gaps = [max(map(_length, (a, b))) if a is None or b is None else _length(a - b) for a, b in pairs]
+    gaps = [max(map(_length, (a, b))) if a is None or b is None else _length(a.double() - b) for a, b in pairs]
     floor = 1e-3 * math.hypot(*(size for size in sizes if math.isfinite(size)))
-    return not any(gap > tolerance * (size + floor) for gap, size in zip(gaps, sizes, strict=True))
+    return {place for place, gap in enumerate(gaps) if gap > tolerance * (sizes[place] + floor)}
 
 
 def _length(vector: Tensor | None) -> float:
