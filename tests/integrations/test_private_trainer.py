@@ -470,15 +470,3 @@ def test_a_width_that_somebody_chose_is_left(tmp_path):
         collator = DataCollatorWithPadding(tiny.tokenizer(), **options)
         with padding.public_widths(collator, 24):
             assert collator.pad_to_multiple_of == width
-
-
-@pytest.mark.parametrize(("make", "kind"), [(tiny.classifier, "class"), (tiny.causal, "tokens")])
-def test_padding_does_not_make_a_model_run_one_text_at_a_time(tmp_path, caplog, make, kind):
-    """`transformers` looks at the padding of all texts before it makes a mask: here it makes one in any case."""
-    from transformers import masking_utils
-
-    before = [getattr(masking_utils, name) for name in padding._SKIPS]
-    with caplog.at_level("INFO", logger="sordina"):
-        trainer(tmp_path, make(), kind).train()
-    assert "one sample at a time" not in caplog.text
-    assert [getattr(masking_utils, name) for name in padding._SKIPS] == before

@@ -36,7 +36,7 @@ from sordina.gradients.checks import frozen_norms
 from sordina.gradients.removal import LossWatch
 from sordina.gradients.structure import Mixing
 from sordina.integrations.output_folder import OwnCheckpoints, remove_card, weights_file, write_card
-from sordina.integrations.padding import WidthCheck, masks_made, public_widths, right_padding, virtual_tokens
+from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
 from sordina.integrations.refusals import (
     CHECKPOINTING,
     DEFAULT_CLIPPING,
@@ -215,8 +215,7 @@ class PrivateTrainer(transformers.Trainer):
         resume = self._resumes(resume_from_checkpoint)
         limit = TextLimits.of(self.model).length
         longest = None if limit is None else limit - virtual_tokens(self.model)
-        padding = right_padding(self.processing_class, self.data_collator)
-        with padding, public_widths(self.data_collator, longest), masks_made():
+        with right_padding(self.processing_class, self.data_collator), public_widths(self.data_collator, longest):
             self.run = self._trained(resume, ignore_keys_for_eval)
         return self._output(self.run)
 

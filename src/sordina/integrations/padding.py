@@ -87,37 +87,6 @@ def public_widths(collator: Any, length: int | None) -> Iterator[None]:
             collator.pad_to_multiple_of = None
 
 
-_SKIPS = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
-"""By which `transformers` leaves a mask out, after a look at the padding of all texts of a batch."""
-
-
-@contextmanager
-def masks_made() -> Iterator[None]:
-    """Attention masks are made in here, whether a text of the batch is padded or not.
-
-    `transformers` leaves them out where none is. The results are the same, but one text then decides how the others are
-    computed, and a model of which that is true runs one text at a time.
-    """
-
-    def unless_none(skips: Callable[..., bool]) -> Callable[..., bool]:
-        def skip(*given: Any, **named: Any) -> bool:
-            mask = named["padding_mask"] if "padding_mask" in named else given[0]
-            return mask is None and skips(*given, **named)
-
-        return skip
-
-    from transformers import masking_utils
-
-    own = {name: getattr(masking_utils, name) for name in _SKIPS if hasattr(masking_utils, name)}
-    try:
-        for name, skips in own.items():
-            setattr(masking_utils, name, unless_none(skips))
-        yield
-    finally:
-        for name, skips in own.items():
-            setattr(masking_utils, name, skips)
-
-
 def multiple_for(length: int | None) -> int:
     """The largest of 16, 8, 4, 2 and 1 that divides the longest text's length.
 
