@@ -249,7 +249,7 @@ def optimal(steps: int, bands: int) -> Coefficients:
         bands: At most this many coefficients.
 
     >>> [round(one, 3) for one in optimal(100, 2)]
-    [0.809, 0.587]
+    [0.796, 0.606]
     """
     if bands == 1:
         return (1.0,)
