@@ -265,7 +265,8 @@ def test_tuning_chooses_a_kind_of_model_within_the_budget(folder, monkeypatch, c
     ledger.create("patients", sd.Budget(9, 1e-4), unit="user")
     code, out, err = sordina(
         monkeypatch, capsys, "tune", "patients.csv", "--schema", "patients.toml", "--epsilon", 8, "--model",
-        "logistic,forest", "--test-share", 0.2, "--out", "found", "--ledger", "L.db", "--dataset-budget", "patients",
+        "logistic,forest", "--metric", "log_loss", "--test-share", 0.2, "--out", "found", "--ledger", "L.db",
+        "--dataset-budget", "patients",
         "--json",
     )  # fmt: skip
     assert code == 0, err
@@ -278,6 +279,35 @@ def test_tuning_chooses_a_kind_of_model_within_the_budget(folder, monkeypatch, c
     code, _, err = sordina(monkeypatch, capsys, "tune", "patients.csv", "--schema", "patients.toml", "--runs", 3)
     assert code == 2
     assert "--runs" in err
+    for words, told in (
+        (("--metric", "auc"), "sum over rows"),
+        (("--metric", "log_loss", "--model", "svm"), "no prob"),
+    ):
+        code, _, err = sordina(monkeypatch, capsys, "tune", "patients.csv", "--schema", "patients.toml", *words)
+        assert code == 2
+        assert told in err
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "log_loss"])
+def test_a_row_moves_the_score_of_a_choice_by_at_most_one_and_up(metric):
+    from types import SimpleNamespace
+
+    from sordina.estimators.table_run import rows_of
+    from sordina.estimators.table_search import _score
+    from sordina.tables import read_table
+
+    age, ill = {"kind": "number", "low": 0, "high": 100}, {"kind": "category", "values": ["n", "y"]}
+    table = read_table(write_patients_frame(), {"columns": {"age": age, "ill": ill}, "target": "ill"})
+
+    def sure(rows):
+        chances = np.asarray(rows)[:, 0] > 0.5
+        return np.stack([1.0 - chances, chances], 1)
+
+    model = SimpleNamespace(predict_proba=sure, predict=lambda rows: sure(rows).argmax(1))
+    scores = [_score(model, rows_of(table, np.arange(count)), metric) for count in range(1, 120)]
+    moves = np.diff(scores)
+    assert moves.min() >= 0
+    assert 0.9 < moves.max() <= 1
 
 
 def test_the_split_is_a_coin_of_each_unit():
@@ -292,4 +322,4 @@ def test_the_split_is_a_coin_of_each_unit():
 def write_patients_frame():
     import pandas
 
-    return pandas.DataFrame({"age": np.arange(500) % 100})
+    return pandas.DataFrame({"age": np.arange(500) % 100, "ill": ["n", "y"] * 250})

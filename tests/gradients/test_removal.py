@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -328,6 +331,16 @@ def test_a_row_that_fails_silences_nobody_else():
     assert losses.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7]
 
 
+def dropped(x: torch.Tensor, rate: float) -> torch.Tensor:
+    """Dropout in code that was compiled."""
+    return torch.nn.functional.dropout(x, rate, True)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    dropped = torch.jit.script(dropped)
+
+
 class Draws(nn.Module):
     """Every sample draws numbers of its own."""
 
@@ -340,16 +353,81 @@ class Draws(nn.Module):
             return self.layer(x + self.steps(torch.randint(0, 10, (len(x),))))
         if self.kind == "category":
             return self.layer(x + self.steps(torch.multinomial(torch.ones(len(x), 10), 1)[:, 0]))
+        if self.kind == "numpy":
+            return self.layer(x * torch.from_numpy(np.random.rand(len(x), 1) < 0.9))  # noqa: NPY002
+        if self.kind == "compiled":
+            return self.layer(dropped(x, 0.3))
+        if self.kind == "beta":
+            return self.layer(x * torch.distributions.Beta(torch.ones(len(x), 6), 1.0).sample())
+        if self.kind == "learned keys":
+            keys = self.steps.weight[None]
+            return self.layer(nn.functional.scaled_dot_product_attention(x[:, None], keys, keys, dropout_p=0.2)[:, 0])
+        if self.kind == "shape":
+            return self.layer(torch._standard_gamma(nn.functional.softplus(x + self.steps.weight[0])))
         return self.layer(x * torch.distributions.Gamma(torch.ones(len(x), 6), 1.0).sample())
 
 
-@pytest.mark.parametrize("kind", ["time", "category", "gamma"])
+KINDS = ["time", "category", "gamma", "numpy", "compiled", "beta", "learned keys", "shape"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_ones_own_are_no_mixing(kind):
     """A diffusion model's time, for one: it had been refused."""
     model = Draws(kind)
     with Engine(model) as engine:
         for _ in range(20):
             engine.record(model(torch.randn(16, 6)).square().sum(1))
+
+
+class ScaledAgainstOverflow(nn.Module):
+    """Divides by the largest number of the batch, in one precision only."""
+
+    def __init__(self, kind, finite):
+        super().__init__()
+        self.kind, self.finite = kind, finite
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        if hidden.dtype == self.kind:
+            seen = hidden.detach().abs()
+            hidden = hidden / (seen[seen.isfinite()] if self.finite else seen).max().clamp(min=1)
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("finite", [True, False])
+def test_mixing_in_one_precision_is_found_at_once(kind, finite):
+    """Tests decided in double precision, where the model goes another way: 49 times the bound in bfloat16."""
+    model = ScaledAgainstOverflow(kind, finite).to(kind)
+    with Engine(model), pytest.raises(Mixing):
+        model(torch.randn(64, 6).to(kind))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_short_numbers_are_no_mixing(kind):
+    """Experts are given other numbers of rows, which round otherwise."""
+    model = nn.Sequential(Experts(), nn.LayerNorm(6), Experts(), nn.Linear(6, 3)).to(kind)
+    with Engine(model) as engine:
+        for _ in range(30):
+            engine.record(model(torch.randn(32, 6).to(kind)).square().sum(1).float())
+
+
+class Experts(nn.Module):
+    """Every sample goes through one of four layers, those of a layer together."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 4)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x):
+        result = torch.zeros_like(x)
+        which = self.gate(x).argmax(1)
+        for number, expert in enumerate(self.experts):
+            rows = (which == number).nonzero()[:, 0]
+            result = result.index_add(0, rows, expert(x[rows]))
+        return result
 
 
 class WarmsUp(nn.Module):

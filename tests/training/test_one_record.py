@@ -12,6 +12,7 @@ import sordina as sd
 from sordina.clipping import Automatic, Fixed, Online, PerLayer, Quantile, TypicalNorm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.training.loop import Private
+from sordina.training.losses import FailingRows
 
 POLICIES = [Fixed(1.0), TypicalNorm(), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
 
@@ -148,6 +149,28 @@ class TestBeforeAnythingIsReserved:
         assert model[0].training
         assert not model[1].training
         assert torch.equal(torch.get_rng_state(), state)
+
+
+class Packed(nn.Module):
+    """A sequence has at least one element: it takes no row of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.last = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.last(self.read(packed)[1][-1])
+
+
+def test_a_model_that_takes_no_zeros_is_trained_and_a_record_that_fails_stops_nothing():
+    lengths = torch.randint(1, 6, (60,))
+    rows = torch.randn(60, 5, 4), lengths, torch.randint(0, 2, (60,))
+    fit(Packed(), rows)
+    model = Packed()
+    lengths[7] = 0
+    losses = FailingRows(model, lambda batch: F.cross_entropy(model(*batch[:2]), batch[2], reduction="none"), None)
+    assert losses(rows).nonzero().flatten().tolist() == [row for row in range(60) if row != 7]
 
 
 def probabilities():

@@ -38,7 +38,8 @@ class SearchOptions:
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Chooses the best run: accuracy, log_loss, loss, rmse, r2; auc, balanced_accuracy (public only)."
+            help="Chooses the best run: accuracy, log_loss, loss, rmse, r2; auc, balanced_accuracy (public only). "
+            "For a file: accuracy, log_loss; rmse, r2."
         ),
     ] = None
     method: Annotated[str | None, typer.Option(help="composition or random-stopping; else the cheaper one.")] = None
@@ -150,7 +151,7 @@ def _tune_file(
 
     refused = stated(
         search, "strategy", "granularity", "runs", "seeds", "selection", "method", "validate_every", "patience",
-        "workers", "metric",
+        "workers",
     )  # fmt: skip
     refused += stated(tuned, "batch_size", "epochs", "rows", *_TECHNIQUES) + stated(run, "resume")
     schema = stated_schema(source, file.schema, "tune", refused)
@@ -160,8 +161,9 @@ def _tune_file(
     with stages(shown=not run.as_json) as progress:
         found = tune_table(
             source, schema, Budget(search.epsilon[0], search.delta), models=names, hold_out=search.hold_out,
-            test_share=file.test_share, folder=run.out, ledger=booked_on(book.ledger, book.dataset_budget),
-            dataset_budget=book.dataset_budget, seed=tuned.seed, encoding=file.encoding, separator=file.separator,
+            metric=search.metric, test_share=file.test_share, folder=run.out,
+            ledger=booked_on(book.ledger, book.dataset_budget), dataset_budget=book.dataset_budget, seed=tuned.seed,
+            encoding=file.encoding, separator=file.separator,
             progress=progress,
         )  # fmt: skip
     say_table_run(found, run.out, as_json=run.as_json)

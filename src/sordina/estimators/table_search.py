@@ -1,14 +1,16 @@
 """A choice among kinds of model on a table, under one budget for all of it.
 
 Every kind is fitted on the rows that are not held out, each within an equal part of the budget; the one that is right
-on the most held-out units (one row each) is chosen by the exponential mechanism, with a tenth of epsilon. Of the others
-nothing is kept or told. Which units are held out is a coin of each.
+on the most held-out units (one row each), or has the least log loss, is chosen by the exponential mechanism, with a
+tenth of epsilon. Of the others nothing is kept or told. Which units are held out is a coin of each.
 
 **Accounting** (add/remove). A unit is in the fits or in the choice; all are composed nevertheless, which costs a little
 and needs no further argument. Before anything is fitted, the epsilon of each fit is found with which the events that
 are planned keep the budget; what is claimed in the end is computed from the events that ran. A score changes by at
-most one when a unit comes or goes, and never falls when it comes: the exponential mechanism is monotonic there (for
-regression the score of a row is 1 less its squared error over the squared width of the target).
+most one when a unit comes or goes, and never falls when it comes: the exponential mechanism is monotonic there. What a
+row adds is between 0 and 1: 1 if its class is right; for the log loss 1 less its loss over ``2 ln(classes)``, that of a
+model that knows nothing twice over, which is as much as counts; for regression 1 less its squared error over the
+squared width of the target, by which `rmse` and `r2` put models in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.datasets import Task
 from sordina.errors import InvalidInput
 from sordina.estimators._base import PrivateEstimator, uncounted, warn_unbooked
-from sordina.estimators.table_model import TableModel, facts_of, frame_of, make_estimator
+from sordina.estimators.table_model import MODELS, TableModel, facts_of, frame_of, make_estimator
 from sordina.estimators.table_run import (
     SplitTable,
     TableRun,
@@ -55,6 +57,7 @@ def tune_table(
     *,
     models: Sequence[str] = (),
     hold_out: float = 0.1,
+    metric: str | None = None,
     test: Any = None,
     test_share: float | None = None,
     folder: Path | str | None = None,
@@ -73,6 +76,7 @@ def tune_table(
         budget: (epsilon, delta) of the whole search.
         models: Kinds to try; two that fit the task if empty.
         hold_out: Part of the training units that the choice is made on.
+        metric: By what the best is best: accuracy (the default) or log_loss; for numbers rmse or r2, which agree.
         test: Another table to score the chosen model on.
         test_share: Part of the units kept for scoring instead.
         folder: Where model and claim are kept; must be new.
@@ -88,6 +92,7 @@ def tune_table(
         raise InvalidInput(f"the held-out part must lie between 0 and 1, got {hold_out}.")
     split = read_split(source, public, test, test_share, seed, encoding, separator, progress)
     names = tuple(dict.fromkeys(models)) or USUAL[split.table.task]
+    metric = _metric(metric, split.table, names)
     rng = random.generator(seed)
     training, judged = _held_out(split, hold_out, rng)
     estimators, plan = plan_fits(
@@ -103,19 +108,20 @@ def tune_table(
             progress(f"fitting {name} on {len(training.kept)} rows")
             with uncounted():
                 training.fit(estimator)
-            scores.append(_score(estimator, judged))
+            scores.append(_score(estimator, judged, metric))
         best = 0 if len(names) == 1 else _choice(budget, unit).release(np.array(scores), rng)
         return _claimed(estimators, best, split, budget, unit)
 
-    asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"model": ",".join(names)}
+    asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {
+        "model": ",".join(names), "metric": metric,
+    }  # fmt: skip
     asked = command_of(asked, "tune")
 
     def fit() -> TableModel:
         return _booked(search, plan, budget, unit, f"search over {len(names)} kinds of model", ledger, dataset_budget)
 
-    return keep(
-        folder, fit, split, f"chosen among {', '.join(names)} on held-out units", asked, dataset_budget, progress
-    )
+    why = f"chosen among {', '.join(names)} on held-out units by {metric}"
+    return keep(folder, fit, split, why, asked, dataset_budget, progress)
 
 
 def _booked(
@@ -184,10 +190,34 @@ def _held_out(split: SplitTable, share: float, rng: np.random.Generator) -> tupl
     return SplitTable(split.table, fitted), rows_of(split.table, rows)
 
 
-def _score(estimator: Any, judged: PreparedTable) -> float:
-    """How many rows are answered rightly: each adds a number in [0, 1]."""
-    found = np.asarray(estimator.predict(frame_of(judged.inputs.numpy(), judged.schema)))
+METRICS = {Task.CLASSIFICATION: ("accuracy", "log_loss"), Task.REGRESSION: ("rmse", "r2")}
+"""By what the best may be best; the first unless the caller says."""
+
+
+def _metric(wanted: str | None, table: PreparedTable, names: Sequence[str]) -> str:
+    """What was ``wanted``, if a private choice by it is possible."""
+    known = METRICS[table.task]
+    if wanted is not None and wanted not in known:
+        raise InvalidInput(
+            f"a private choice among models for {table.task} goes by {' or '.join(known)}, got {wanted!r}: what is no "
+            "sum over rows (auc, balanced_accuracy) one row may change by a lot."
+        )
+    if wanted == "log_loss":
+        silent = [name for name in names if not hasattr(MODELS.get(name, {}).get(table.task), "predict_proba")]
+        if silent and all(name in MODELS for name in names):
+            raise InvalidInput(f"a {silent[0]} model gives no probabilities, so it has no log loss: leave it out.")
+    return wanted or known[0]
+
+
+def _score(estimator: Any, judged: PreparedTable, metric: str) -> float:
+    """How many rows are answered rightly, or how well: each adds a number in [0, 1]."""
+    rows = frame_of(judged.inputs.numpy(), judged.schema)
     truth = judged.dataset().tensors[1].numpy()
+    if metric == "log_loss":
+        chances = np.asarray(estimator.predict_proba(rows))[np.arange(len(truth)), truth]
+        losses = -np.log(np.clip(np.nan_to_num(chances, nan=0.0), 1e-12, 1.0))
+        return float(np.sum(1 - np.minimum(losses / (2 * np.log(len(judged.classes))), 1.0)))
+    found = np.asarray(estimator.predict(rows))
     if judged.task is Task.REGRESSION:
         return float(np.sum(1 - np.minimum((np.clip(found, 0, 1) - truth) ** 2, 1.0)))
     return float(np.sum(found == truth))

@@ -13,6 +13,7 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordina.gradients._hooks import Recorder
+from sordina.gradients._rehearsal import RATES, dropout_rate
 from sordina.gradients._tracing import BATCHED, REPEATING, Free, Tracer, tensors_in
 from sordina.gradients.combined_terms import Pulled
 from sordina.gradients.layout import Fold, widen
@@ -264,6 +265,9 @@ class FreeParameters:
         if not operation.fits(result):
             return result
         label = self._label(name, next(iter(operation.free.values())))
+        if name in RATES and dropout_rate(name, args, kwargs) > 0:
+            self.recorder.dynamic = f"{label} drops values at random"  # and others if it is computed once more
+            return result
         self.tell(f"{label} has no rule: torch.func takes its gradients sample by sample")
 
         def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:

@@ -291,6 +291,12 @@ RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions that drop values inside, and the place of the rate among their arguments."""
 
 
+def dropout_rate(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """The rate at which one of `RATES` drops values."""
+    place = RATES[name]
+    return float(args[place] if len(args) > place else kwargs.get("dropout_p", 0.0))
+
+
 WHOLE = {"randint", "randint_like", "multinomial"}
 """Functions that draw whole numbers."""
 
@@ -325,10 +331,10 @@ class WithoutChance(TorchFunctionMode):
         self._begun = states_of_chance()
 
     def begin(self, case: int, seed: int = 0) -> None:
-        """Play a case from here on; ``seed`` is that of numbers as they are drawn."""
+        """Play a case from here on; ``seed`` is that of numbers as they are drawn, or of those nothing replaces."""
         self.case, self._seeds = case, []
         if case:
-            seed = seed if case == AS_DRAWN else case
+            seed = seed if case == AS_DRAWN else seed or case
             torch.default_generator.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -343,6 +349,18 @@ class WithoutChance(TorchFunctionMode):
         self.drew = now != self._begun
         return [*self._seeds, torch.initial_seed(), *([now] if self.case == AS_DRAWN else [])]
 
+    def left(self, run: Callable[[int], list[Tensor]]) -> bool:
+        """Whether there is chance that nothing here replaces: that of compiled code, of NumPy or of Python.
+
+        Args:
+            run: Plays case 1 from a seed, and says what came of it.
+        """
+        first, moved_on = run(1), states_of_chance()[1:]
+        self.begin(1, 1)
+        if moved_on != self._begun[1:]:
+            return True
+        return any(not all(map(torch.equal, first, run(seed))) for seed in range(2, 10))
+
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -356,6 +374,8 @@ class WithoutChance(TorchFunctionMode):
             return torch.nn.functional.leaky_relu(args[0], 0.2)
         if name == "gumbel_softmax":
             return torch.softmax(args[0], -1)
+        if name == "_standard_gamma" and self.case != AS_DRAWN:  # it has a gradient, which needs the result as it was
+            return args[0] * DRAWS[name][self.case]
         if name in RATES:
             if len(args) > RATES[name]:
                 args = [*args[: RATES[name]], 0.0, *args[RATES[name] + 1 :]]
@@ -415,6 +435,7 @@ def moved(model: nn.Module, generator: torch.Generator | None, double: bool = Fa
     tensors += [buffer for buffer in model.buffers() if double and buffer.is_floating_point()]
     own = [tensor.data for tensor in tensors]
     Doubled.times += double
+    torch.clear_autocast_cache()  # it would go on with the weights as they were, and afterwards as they were moved
     try:
         for tensor, value in zip(tensors, own, strict=True):
             fresh = value.double() if double and value.is_floating_point() else value
@@ -425,6 +446,7 @@ def moved(model: nn.Module, generator: torch.Generator | None, double: bool = Fa
     finally:
         for tensor, value in zip(tensors, own, strict=True):
             tensor.data = value
+        torch.clear_autocast_cache()
 
 
 def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -577,5 +599,6 @@ def aside(model: nn.Module) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.restore()
+        torch.clear_autocast_cache()  # weights that were cast without gradients would have none
         for module, rate in rates:
             module.dropout = rate

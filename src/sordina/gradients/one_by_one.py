@@ -241,7 +241,8 @@ def folded(pieces: Sequence[BackwardPiece], rows_per_unit: int) -> list[Backward
 # Whether two computations agree: results of a sample in company and alone, an engine's answers and autograd's.
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
-"""How far two computations of the same value may differ, relative to its size; a tenth for shorter numbers."""
+SHORT = 0.1
+"""How far two computations of the same value may differ, relative to its size; `SHORT` for shorter numbers."""
 
 PIECE = 1 << 21
 """About how many values are compared in double precision at a time: results of large models are large."""
@@ -285,7 +286,7 @@ class Truth:
         size = float(torch.stack(list(self.norms.values())).square().sum(0).sqrt().max())
         for name, parameter in self.parameters.items():
             term, norms = terms.get(name), self.norms[name]
-            tolerance = TOLERANCE.get(parameter.dtype, 0.1)
+            tolerance = TOLERANCE.get(parameter.dtype, SHORT)
             slack = tolerance * norms + 1e-3 * tolerance * size
             if term is None:
                 if bool((norms > slack).any()):
@@ -314,7 +315,7 @@ def close(one: Tensor, two: Tensor, dim: int | None, tolerance: float | None = N
         return True
     if not one.is_floating_point() or not one.dim():
         return one.is_floating_point() and close(one[None], two[None], 0, tolerance)
-    tolerance = TOLERANCE.get(one.dtype, 0.1) if tolerance is None else tolerance
+    tolerance = TOLERANCE.get(one.dtype, SHORT) if tolerance is None else tolerance
     step = max(1, PIECE * one.shape[dim or 0] // max(1, one.numel()))
     pairs = [torch.split(x.detach().movedim(dim or 0, 0), step) for x in (one, two)]
     largest, missing = 0.0, [torch.zeros(0, dtype=torch.float64, device=one.device)]
@@ -375,7 +376,7 @@ def others_same(
         others = [row for row in range(one.shape[place.dim]) if row // size not in gone] if size else []
         index = torch.tensor(others, dtype=torch.long, device=one.device)
         a, b = (x.detach().index_select(place.dim, index) for x in (one, two))
-        if not close(a, b, place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):
+        if not close(a, b, place.dim, rough * TOLERANCE.get(one.dtype, SHORT) / 20):
             return False
     return True
 
@@ -397,6 +398,6 @@ def part_same(
             continue
         size = one.shape[place.dim] // rows
         kept = one.detach().narrow(place.dim, start * size, count * size)
-        if not close(kept, two.detach(), place.dim, rough * TOLERANCE.get(one.dtype, 1.0) / 20):
+        if not close(kept, two.detach(), place.dim, rough * TOLERANCE.get(one.dtype, SHORT) / 20):
             return False
     return True

@@ -114,7 +114,10 @@ def others_change(
                         alike = change is not None
                         if alike and _as_drawn(model, run, (value, twin), same, seen, before):
                             return True
-                        return _truly(model, run, (value, twin), same, before, alike)
+                        found = _truly(model, run, (value, twin), same, before, alike)
+                        if found is not None:
+                            return found
+                        break
                 except Exception:
                     continue  # it needs gradients inside, or does not take such a row
     return None
@@ -142,18 +145,19 @@ def MOST(row: Tensor) -> Tensor:
     return row
 
 
-def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before: Snapshot, alike: bool) -> bool:
+def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before: Snapshot, alike: bool) -> bool | None:
     """Whether neither chance nor rounding explains why the others' results differ; ``alike`` are shapes in both runs.
 
     Arguments of the same shapes are rounded alike, so a large difference is none of rounding. Double precision, which
-    else decides, may be another way through the model.
+    else decides, may be another way through the model. None: there is chance that nothing holds (`WithoutChance`), and
+    runs of different shapes draw other numbers.
     """
     case = CHANCE.choice(CASES)
     with WithoutChance() as chance:
 
-        def played(which: Any) -> tuple[list[Tensor], list[int]]:
+        def played(which: Any, case: int = case, seed: int = 0) -> tuple[list[Tensor], list[int]]:
             _again(model, before)
-            chance.begin(case)
+            chance.begin(case, seed)
             return [tensor.detach() for tensor in run(which)], chance.seeds()
 
         (one, seeds), (two, other_seeds) = map(played, pair)
@@ -161,6 +165,8 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before
             return True
         if same(one, two):
             return False
+        if not alike and chance.left(lambda seed: played(pair[0], 1, seed)[0]):
+            return None
         if alike and one[0].device.type == "cpu" and not same(one, two, rough=20):
             return True
         try:
@@ -250,7 +256,7 @@ class _WayBack:
         drawn = CHANCE.sample([row for row in range(rows) if row != sample], more)
         self.some = sorted([sample, *drawn])
         self.others = [row for row in range(rows) if row not in self.some]
-        self.case, self.seed = CHANCE.choice(CASES), CHANCE.getrandbits(62)
+        self.case, self.seed, self.shift = CHANCE.choice(CASES), CHANCE.getrandbits(62), 0
         loud, quiet = CHANCE.choice((1.0, 10.0, 1e2)), 10 ** CHANCE.uniform(-12, -3)
         self.trials = ((0.0, 1.0), (loud, 1.0), (loud * quiet, quiet))
         """How large the gradients at the results of `some`, and of the others, are: both may make a difference."""
@@ -267,6 +273,8 @@ class _WayBack:
             found, single = self._off(value, _ALIKE)
             if not found:
                 return False
+            if self._random(value):
+                return None
             try:
                 with moved(self.model, None, double=True):
                     found, double = self._off(_doubled(value), _EXACT)
@@ -281,6 +289,19 @@ class _WayBack:
                     self._gradients(each, list(range(self.rows)), self.trials[:1]) for each in (value, twin)
                 )
                 return True if _off(one, two, 1e2 * _ALIKE if self._short() else _ALIKE) else None
+
+    def _random(self, value: Any) -> bool:
+        """Whether gradients differ with other random numbers, which nothing here holds."""
+        case, self.case = self.case, 1
+
+        def played(shift: int) -> list[Tensor]:
+            self.shift = shift
+            (found,) = self._gradients(value, list(range(self.rows)), self.trials[1:2])
+            return [each for each in found if each is not None]
+
+        found: bool = self.chance.left(played)
+        self.case, self.shift = case, 0
+        return found
 
     def _short(self) -> bool:
         """Whether numbers are shorter than in single precision, so that routes of another length round otherwise."""
@@ -302,7 +323,7 @@ class _WayBack:
     ) -> list[list[Tensor | None]]:
         """The gradients of the parameters, trial by trial."""
         _again(self.model, self.before)
-        self.chance.begin(self.case)
+        self.chance.begin(self.case, self.shift)
         self.draw.manual_seed(self.seed)
         factors = torch.tensor([[loud if row in self.some else rest for row in members] for loud, rest in trials])
         results, upstream, scales = list[Tensor](), list[Tensor](), list[Tensor]()

@@ -205,6 +205,8 @@ class Study:
             for maker, double, wide in self._ways(value, dims):
                 try:
                     found, spoke = self._tried(value, dims, maker, double, wide)
+                    if double and self.thorough:
+                        self._in_own_precision(value, dims, maker, wide, found.outputs)
                 except Mixing as error:
                     mixing = mixing or error
                     mixed.append(dims)
@@ -242,6 +244,28 @@ class Study:
     def _tried(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
     ) -> tuple[Structure, bool]:
+        with self._trial(value, dims, maker, double, wide) as (trial, many, larger, alike):
+            return trial.run(many, larger, alike)
+
+    def _in_own_precision(
+        self, value: tuple[Any, Any], dims: Dims, maker: Maker, wide: bool, places: SamplePlacements
+    ) -> None:
+        """What a model does in its own precision only (a scale over the batch against overflow) no double one shows."""
+        with self._trial(value, dims, maker, False, wide) as (trial, many, larger, _):
+            try:
+                rough = 20.0 if self.recorder.dynamic else 4.0
+                trial.check_replaced(trial.value, trial.rows, places, rough)
+                trial.check_replaced(larger, many, places, rough)
+            except Unsupported:
+                raise
+            except Exception:
+                return  # it will be said where the model runs on the batch itself
+
+    @contextmanager
+    def _trial(
+        self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
+    ) -> Iterator[tuple[StructureTrial, int, tuple[Any, Any], Callable[[], Any]]]:
+        """A trial on few rows, then how many more there are, those, and what makes positive ones."""
         few, many = batch_sizes(value)
         with (
             moved(self.model, self.generator, double),
@@ -256,7 +280,7 @@ class Study:
                 limits = self._limits(value, dims, lambda limits: made_up(rows=few, limits=limits), snapshot)
             trial = StructureTrial(self, dims, few, made_up(rows=few, limits=limits), snapshot, chance)
             alike = partial(made_up, rows=few, limits=limits, maker=positive_rows)
-            return trial.run(many, made_up(rows=many, limits=limits), alike)
+            yield trial, many, made_up(rows=many, limits=limits), alike
 
     def _limits(
         self, value: tuple[Any, Any], dims: Dims, make: Callable[[Limits], tuple[Any, Any]], snapshot: Snapshot
@@ -331,8 +355,8 @@ class StructureTrial:
         finally:  # also where a backward pass fails: a model that mixes is refused, not tried in another way
             del result, outputs, taps, apart
             if self.study.thorough:
-                self._check_replaced(self.value, self.rows, placements)
-                self._check_replaced(larger, many, placements)
+                self.check_replaced(self.value, self.rows, placements)
+                self.check_replaced(larger, many, placements)
             self._check_memory(larger)
         if not differs:
             differs = self._other_way(structure)
@@ -424,11 +448,15 @@ class StructureTrial:
                 continue
             alone = torch.cat([tensors[number].detach() for tensors in apart], place.dim)
             if not close(tensor.detach(), alone, place.dim):
+                if self.chance.left(lambda seed: self._played(self.value, 1, seed)[0]):
+                    self.study.recorder.dynamic = "the model draws random numbers where no test can hold them"
+                    return
                 raise Mixing.because("on made-up rows, the model says something else of a sample in company than alone")
 
-    def _check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements) -> None:
+    def check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, rough: float = 1.0) -> None:
+        """Refuse a model whose results for others change when a sample of ``value`` is replaced."""
         sample = int(torch.randint(rows, (), generator=self.study.generator))  # one: it moves a mean up, then down
-        trials = [(change, case, case) for change, case in zip(LOUD, CASES, strict=True)]
+        trials = [(change, case, 0) for change, case in zip(LOUD, CASES, strict=True)]
         for change, case, seed in trials:
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
             before, seeds = self._played(value, case, seed)
@@ -439,14 +467,18 @@ class StructureTrial:
             except Exception:
                 continue  # it does not take such a row (it checks for "not a number"), so nobody's batch will have one
             same = seeds == other_seeds  # as drawn, where it is not so, not everybody got the same numbers
-            if (not same and case != AS_DRAWN) or (same and not others_same(before, others, places, sample, rows)):
+            if (not same and case != AS_DRAWN) or (
+                same and not others_same(before, others, places, sample, rows, rough)
+            ):
                 raise Mixing.because("on made-up rows, replacing one sample changes what the model says of others")
-        self._check_swamped(value, rows, places, sample)
+        self._check_swamped(value, rows, places, sample, rough)
         (_, seeds), (_, fewer) = (self._played(each, 0) for each in (value, part(value, self.dims, 0)))
         if set(seeds) != set(fewer):
             raise Mixing.because("the seed of random numbers depends on the samples, or on how many there are")
 
-    def _check_swamped(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int) -> None:
+    def _check_swamped(
+        self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int, rough: float
+    ) -> None:
         """All samples but one infinite, to either side, beyond what any number is compared to; or small, or large."""
         before = self._played(value, 0)[0]
         for number in (math.inf, -math.inf, 1e-4, 1e4):
@@ -455,7 +487,7 @@ class StructureTrial:
             except Exception:
                 continue
             own = [x if y is None else rows_of(x, y.dim, sample, rows) for x, y in zip(after, places, strict=False)]
-            if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows):
+            if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows, rough):
                 raise Mixing.because("on made-up rows, replacing all others changes what the model says of a sample")
 
     def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[list[Tensor], list[Any]]:

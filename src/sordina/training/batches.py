@@ -260,16 +260,22 @@ def _chance_aside() -> Iterator[None]:
         np.random.set_state(before[1])  # noqa: NPY002
 
 
-def blank_batch(rows: Rows) -> tuple[Any, int]:
+def blank_batch(rows: Rows, whole: int = 0) -> tuple[Any, int]:
     """A batch of zeros in the form of ``rows``, and its length, which is no other length in it; None if none is known.
 
     Args:
         rows: The data.
+        whole: What whole numbers are, where models do not take zero (a length).
     """
     like = rows.source if isinstance(rows.source, tuple) else rows.pattern
     taken = {size for tensor in tensors_in([like]) for size in tensor.shape[1:]}
     length = next(size for size in range(2, len(taken) + 3) if size not in taken)
-    return changed(like, lambda tensor: tensor.new_zeros(length, *tensor.shape[1:])), length
+
+    def blank(tensor: Tensor) -> Tensor:
+        number = 0 if tensor.is_floating_point() or tensor.dtype == torch.bool else whole
+        return tensor.new_full((length, *tensor.shape[1:]), number)
+
+    return changed(like, blank), length
 
 
 _LOOKS = 1000

@@ -324,22 +324,25 @@ def check_takes(model: nn.Module, loss: Loss, rows: Rows) -> None:
             f"{tuple(column.shape[1:])} {str(column.dtype).removeprefix('torch.')}" for column in columns
         )
         zeros = [torch.zeros(2, *column.shape[1:], dtype=column.dtype, device=column.device) for column in columns]
+        refused: Exception | None = None
         try:
             _try(model, loss, zeros)
         except SordinaError:
             raise
         except Exception as error:
-            raise InvalidInput(
-                f"the model and the loss cannot take these data, whose rows are {shapes}: "
-                f"{' '.join(str(error).split())}."
-            ) from error
-        if not any(_whole(column) for column in columns):
+            refused = error
+        if refused is None and not any(_whole(column) for column in columns):
             return
-        try:
+        try:  # zero may be no such number: the length of a sequence is at least one
             _try(model, loss, _telling_rows(columns))
         except SordinaError:
             raise
         except Exception:
+            if refused is not None:
+                raise InvalidInput(
+                    f"the model and the loss cannot take these data, whose rows are {shapes}: "
+                    f"{' '.join(str(refused).split())}."
+                ) from refused
             raise InvalidInput(
                 "the data hold a label or another whole number outside the range that the model and the loss take: "
                 "check the number of classes (or the size of the vocabulary) against the data."
@@ -486,9 +489,16 @@ class FailingRows:
         if self.engine is not None and torch.is_grad_enabled() and not LossWatch.checking:
             self.engine.clear()
         places, where = iter(dims), torch.tensor(failing)
+        other = next((row for row in range(rows) if row not in failing), None)
 
         def blank(tensor: Tensor) -> Tensor:
-            return tensor if next(places) is None else tensor.index_fill(0, where.to(tensor.device), 0)
+            """With another row in the place of those that fail; zeros if all do, and the loss counts for none."""
+            if next(places) is None:
+                return tensor
+            index = where.to(tensor.device)
+            if other is None:
+                return tensor.index_fill(0, index, 0)
+            return tensor.index_copy(0, index, tensor[other].expand(len(failing), *tensor.shape[1:]))
 
         losses = self.losses(changed(batch, blank))
         return losses.index_fill(0, where.to(losses.device), 0.0)

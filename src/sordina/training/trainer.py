@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sordina._renamed import renamed
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import Policy, TypicalNorm
 from sordina.clipping.per_layer import PerLayer
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
 from sordina.gradients.checks import frozen_norms
 from sordina.gradients.removal import LossWatch
@@ -346,9 +346,18 @@ class Trainer:
             rows: The data; only their form is looked at.
             engine: Listens to the model.
         """
-        batch, length = blank_batch(rows)
-        if batch is not None:
-            engine.rehearse(lambda: self._losses(batch), length)
+        for whole in (0, 1):
+            batch, length = blank_batch(rows, whole)
+            if batch is None:
+                return
+            try:
+                return engine.rehearse(partial(self._losses, batch), length)
+            except SordinaError:
+                raise
+            except Exception:
+                engine.clear()
+                if whole:
+                    raise
 
     def _settings(self) -> dict[str, Any]:
         """What decides about the run and is not in the plan."""
