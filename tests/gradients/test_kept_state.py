@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients._rehearsal import KeptState, differing, kept_state
+from sordina.gradients._kept_state import KeptState, differing, kept_state
 
 
 class Plain:
