@@ -61,6 +61,10 @@ class Released:
         """Answer ``index`` as a mean over the expected batch."""
         return self.answers[index] / self.divisor
 
+    def used_up(self) -> Tensor:
+        """The first answer as a mean, written over the answer: once, when nobody needs the sums any more."""
+        return self.answers[0].div_(self.divisor)
+
 
 class Tape(Protocol):
     """One recorded backward pass over a batch (or micro-batch)."""

@@ -135,7 +135,7 @@ def test_a_state_survives_being_saved(policy, steps, tmp_path):
 
 
 @cases
-def test_adapting_does_not_change_the_old_state(policy, steps):
+def test_adapting_keeps_the_old_threshold_and_none_of_the_answers(policy, steps):
     state = adapted(policy, steps)
     before = policy.current_threshold(state)
     nobody = torch.zeros(0, dtype=torch.float64)
@@ -144,5 +144,8 @@ def test_adapting_does_not_change_the_old_state(policy, steps):
         torch.tensor(9.0, dtype=torch.float64) if isinstance(q, ScalarQuery) else torch.full((SIZE,), 9.0).double()
         for q in queries
     )
-    policy.adapt(state, Released(answers, (0.1,) * len(queries), 10.0))
+    new = policy.adapt(state, Released(answers, (0.1,) * len(queries), 10.0))
     assert policy.current_threshold(state) == before
+    kept = [getattr(new, field.name) for field in fields(new)] if is_dataclass(new) else []
+    memory = {vector.untyped_storage().data_ptr() for vector in kept if isinstance(vector, torch.Tensor)}
+    assert not memory & {answer.untyped_storage().data_ptr() for answer in answers}  # it becomes the gradient

@@ -166,3 +166,23 @@ def test_items_of_different_sizes_are_put_together_by_the_users_function():
     assert private.steps_taken == 4
     with pytest.raises(InvalidInput, match="collate_fn"):
         bound(network(), collate_fn=padded)
+
+
+def test_of_a_tape_nothing_is_kept_while_its_losses_live():
+    """The noise needs the room: what the backward pass left is as large as the activations."""
+    model = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 2))
+    with Engine(model) as engine:
+        losses = model(X[:, None].expand(6, 3, 4).contiguous()).square().sum((1, 2))
+        tape = engine.record(losses)
+        kept = [weakref.ref(tensor) for term in tape.terms.values() for tensor in vars_of(term)]
+        assert len(kept) >= 6
+        del tape
+        gc.collect()
+        assert losses.grad_fn is not None
+        assert [one() for one in kept if one() is not None] == []
+
+
+def vars_of(term) -> list[torch.Tensor]:
+    """The tensors of a term."""
+    values = [getattr(term, name) for name in ("left", "right", "vectors") if hasattr(term, name)]
+    return [value if isinstance(value, torch.Tensor) else value.vectors for value in values]

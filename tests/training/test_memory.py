@@ -48,6 +48,24 @@ steps(range(20, 90))
 print(resident() - before)
 """
 
+LEFT_OVER = """
+import sys
+from contextlib import nullcontext
+from sordina._memory import apart_from_heap
+import torch
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+torch.ones(30 << 18)  # from here on the allocator keeps blocks of up to 30 MB
+before = resident()
+with apart_from_heap() if sys.argv[1] == "apart" else nullcontext():
+    blocks = [torch.ones(1 << 20) for _ in range(50)]
+    small = bytes(1 << 16)
+    del blocks
+print(resident() - before)
+"""
+
 
 def measured(script: str, how: str) -> int:
     """What a fresh process prints, as nobody told its allocator or oneDNN anything before."""
@@ -60,6 +78,13 @@ def measured(script: str, how: str) -> int:
 def test_a_block_that_was_freed_is_not_asked_for_again():
     """20 blocks of 32 MB are 160 000 pages of 4 kB, or 320 of 2 MB."""
     assert measured(FAULTS, "keep") < measured(FAULTS, "as it is") / 5
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_of_work_apart_from_the_heap_nothing_is_left():
+    """50 blocks of 4 MB below a small object that stays."""
+    assert measured(LEFT_OVER, "as it is") > 150 << 20
+    assert measured(LEFT_OVER, "apart") < 20 << 20
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):

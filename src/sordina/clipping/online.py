@@ -136,17 +136,20 @@ class Online:
         return side_query(noise_multiplier, self.inflation, shares)
 
     def adapt(self, state: OnlineState, released: Released) -> OnlineState:
-        """Eq. 3.20 on running means of the sums (their sign does not depend on the divisor), or back to the rails."""
+        """Eq. 3.20 on running means of the sums (their sign does not depend on the divisor), or back to the rails.
+
+        The means stay where they are in memory: each is as long as all weights together.
+        """
         gradient, derivative = released.answers[:2]
         push = self.rails.push(float(released.mean(2)) + 0.5) if self.rails else 0.0
         if state.derivative is None or state.gradient is None:
-            return OnlineState(state.threshold, state.step + 1, gradient, derivative)
-        mean_gradient = torch.lerp(gradient, state.gradient, self.memory)
+            return OnlineState(state.threshold, state.step + 1, gradient.clone(), derivative.clone())
+        torch.lerp(gradient, state.gradient, self.memory, out=state.gradient)
         if push == 0:
-            push = float(torch.sign(torch.dot(mean_gradient, state.derivative)))
+            push = float(torch.sign(torch.dot(state.gradient, state.derivative)))
         threshold = moved(state.threshold, self.rate(state.step) * push)
-        mean_derivative = torch.lerp(derivative, state.derivative, self.memory)  # a view would keep the sums alive too
-        return OnlineState(threshold, state.step + 1, mean_gradient, mean_derivative)
+        torch.lerp(derivative, state.derivative, self.memory, out=state.derivative)
+        return OnlineState(threshold, state.step + 1, state.gradient, state.derivative)
 
     def current_threshold(self, state: OnlineState) -> float:
         """The current threshold."""

@@ -5,7 +5,9 @@ Contract (tests/contracts runs it over every policy):
 - pointwise: the coefficients of sample i depend on sample i and the state only, so micro-batches are free;
 - bounded: whatever the vectors are, one sample changes answer k by at most ``bounds(state, adjacency)[k]`` in L2 norm;
 - a sample whose norm is not finite gets coefficient zero;
-- ``adapt`` reads released values only, and the next state is what the next batch is clipped with.
+- ``adapt`` reads released values only, and the next state is what the next batch is clipped with. Vectors are large:
+  it may write its new vectors over those of the old state, which is used up, but keeps copies of the answers, never
+  the answers themselves, whose memory becomes the step's gradient.
 """
 
 from __future__ import annotations

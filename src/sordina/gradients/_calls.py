@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
@@ -174,7 +175,9 @@ class Calls:
         if watched is not None and prints is not None:
             check_parameters(prints, fingerprint(self.model))
             times = Doubled.times
-            if why := self._check_removal(value, structure, rows, tensors, watched):
+            with apart_from_heap():
+                why = self._check_removal(value, structure, rows, tensors, watched)
+            if why:
                 structure = self._alone_from_now(structure, why, watched)
             if why or Doubled.times > times:
                 watched.restore()
@@ -284,7 +287,8 @@ class Calls:
         refusal: Unsupported | None = None
         for rows in sizes:
             try:
-                found = study.learn(value, rows)
+                with apart_from_heap():
+                    found = study.learn(value, rows)
             except Unsupported as error:
                 refusal = refusal or error
                 if not isinstance(error, Mixing):

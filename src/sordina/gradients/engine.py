@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._calls import ModelCall, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
@@ -228,7 +229,8 @@ class Engine:
             )
         self.clear()
         if self._loss_checks.due():
-            check_losses_apart(losses, calls, probes=1 if self._checked else 3)
+            with apart_from_heap():
+                check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
         if outside := used_outside(losses, calls, self._names):
             raise Unsupported(

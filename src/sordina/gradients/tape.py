@@ -163,7 +163,9 @@ def gather_terms(
             found.extend(build(tap, gradient))
     if waiting and any(reachable(losses, tap.edge) for tap in waiting.values()):
         raise Unsupported(CHANGED)
-    return found
+    gathered = found.copy()
+    found.clear()  # the hooks live as long as the losses do
+    return gathered
 
 
 def full_precision(device: str) -> AbstractContextManager[None]:

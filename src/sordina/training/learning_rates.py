@@ -101,7 +101,7 @@ class LearningRateRule:
         if state.gradient is not None:
             agreement = float(torch.sign(torch.dot(gradient, state.gradient)))
             factor *= math.exp(self.rate(state.step) * agreement)
-        return RateState(factor, state.step + 1, gradient)
+        return RateState(factor, state.step + 1, gradient.clone())
 
     def learning_rate(self, state: RateState, base: float) -> float:
         """The first rate times the factor."""

@@ -452,7 +452,7 @@ class Private:
 
     def _complete_with_noise(self) -> None:
         released = self.private_step.finish(widen(self._parameters[0][0].detach().new_empty(0)), self.rng)
-        means = [answer.mean() for answer in released]
+        means = [answer.used_up() for answer in released]
         for mean, members in zip(means, self._parameters, strict=True):
             _give_gradients(mean, members)
         self._set_learning_rate(released, means)
