@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -41,10 +42,35 @@ def test_scattering_features_get_a_linear_model(made_up):
     assert "balanced_accuracy" in run.validation
 
 
+def test_steps_on_scattering_features_are_bounded_by_the_noise_and_by_the_signal():
+    rows = TensorDataset(torch.zeros(60_000, 1), torch.zeros(60_000, dtype=torch.long))
+    data = Data("mnist", rows, rows, Task.CLASSIFICATION, 10)
+    recipe = TrainingRecipe("mnist", features="scattering", seed=0)
+    noisy, usual, calm = (replace(recipe, epsilon=one).trainer(data).learning_rate.reach for one in (0.5, 3.0, 10.0))
+    assert noisy == pytest.approx(0.15 * 586**0.5)
+    assert noisy > usual > calm
+
+
 def test_fashion_mnist_has_classes_by_name(made_up):
     recipe = TrainingRecipe("fashion-mnist", task="classes", seed=0)
     assert recipe.load().task is Task.CLASSIFICATION
     assert recipe.build(recipe.load())(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_the_plan_of_the_small_network_centres_images_and_takes_two_views(made_up):
+    recipe = TrainingRecipe("mnist", "small-cnn", seed=0)
+    data = recipe.load()
+    saved = json.loads(json.dumps(asdict(recipe.planned(data))))
+    trainer = TrainingRecipe.from_dict(saved).trainer(data)
+    assert trainer.views == 2
+    grey = torch.full((1, 1, 28, 28), 0.5)
+    assert torch.equal(trainer.model[0](grey), torch.zeros(1, 1, 28, 28))
+    plain = replace(recipe, views=1).planned(data)
+    assert (plain.views, plain.centred) == (1, True)
+    for stated in (replace(recipe, batch_size=20), replace(recipe, model="mnist-cnn"), TrainingRecipe("digits")):
+        made = stated.planned(data)
+        assert (made.views, made.centred) == (None, False)
+        assert made.trainer(data).views == 1
 
 
 @pytest.mark.parametrize(

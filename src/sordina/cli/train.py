@@ -87,7 +87,10 @@ class TrainingOptions:
     averaging: Annotated[
         str | None, typer.Option(help="For a data set: tail or ema (averages of the weights are kept), or none.")
     ] = None
-    views: Annotated[int, typer.Option(help="For image data sets by name: shifted views of each image in a step.")] = 1
+    views: Annotated[
+        int | None,
+        typer.Option(help="For image data sets by name: shifted views of each image in a step; by default one or two."),
+    ] = None
     noise: Annotated[
         str | None,
         typer.Option(help="For a data set: independent, or correlated over the steps: banded or lambda-cgd."),
