@@ -7,8 +7,10 @@ with a sensitivity of up to 7.8 times the bound, and the second half was refused
 from __future__ import annotations
 
 import logging
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from tests.gradients.brute_force import Outcome, judge
@@ -16,6 +18,7 @@ from torch import nn
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
+from sordina.gradients._operations import attention
 from sordina.gradients.one_by_one import Truth
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
@@ -614,3 +617,114 @@ def test_a_model_that_mixes_is_refused_also_where_its_backward_pass_fails():
     model = _MixesWhenLoud()
     with Engine(model), pytest.raises(Unsupported, match="samples mix"):
         model(torch.randn(8, 4))
+
+
+class InGroups(nn.Module):
+    """The deviation among 16 samples is an input of the last layer, in batches that can be so divided."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(9, 2)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        spread = hidden.new_zeros(len(x), 1)
+        if len(x) % 16 == 0:
+            spread = hidden.view(16, -1, 8).std(0).mean(1).repeat(16)[:, None]
+        return self.last(torch.cat([hidden, spread], 1))
+
+
+class WithCapacity(nn.Module):
+    """An expert takes twice its share of a batch, or four samples; whoever comes later gets nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 4), nn.Parameter(torch.randn(4, 6, 2))
+
+    def forward(self, x):
+        one = nn.functional.one_hot(self.gate(x).argmax(1), 4)
+        kept = one * ((one.cumsum(0) - 1) * one < max(4, len(x) // 2))
+        return torch.einsum("be,bi,eio->bo", kept.to(x), x, self.experts)
+
+
+class MixedBySeldomCoins(nn.Module):
+    """Hidden states of two samples are mixed, once in twenty steps."""
+
+    def __init__(self, coin):
+        super().__init__()
+        self.coin, self.first, self.last = coin, nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        if self.coin() < 0.05:
+            hidden = (hidden + hidden.flip(0)) / 2
+        return self.last(hidden)
+
+
+LATER = {
+    "groups of 16": InGroups,
+    "capacity": WithCapacity,
+    "Python's coin": lambda: MixedBySeldomCoins(random.random),
+    "NumPy's coin": lambda: MixedBySeldomCoins(np.random.rand),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_happens_in_few_batches_only_is_found_at_once(name):
+    """In batches that 16 divides, where an expert is full, one step in twenty: 1.4 to 7.6 times the bound."""
+    model = LATER[name]()
+    with Engine(model), pytest.raises(Mixing):
+        model(torch.randn(13, 6))
+
+
+def test_time_that_is_as_long_as_the_batch_is_not_taken_for_samples():
+    """(T, B, F) with B = T: what larger and smaller batches showed counts. Clipping was by time step: 6.6 C."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def norms(engine, x):
+        engine.expect(x.shape[1])
+        return engine.record(model(x).mean(0).square().sum(1)).scalars().norms
+
+    with Engine(model) as engine:
+        x = torch.randn(6, 6, 4)
+        norms(engine, x[:, :5])
+        found = norms(engine, x)
+        alone = [norms(engine, x[:, row : row + 1]) for row in range(6)]
+    assert torch.allclose(found, torch.cat(alone), rtol=1e-4)
+
+
+class LearnedBias(nn.Module):
+    """Attention with dropout and a learned bias, as T5 has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.bias, self.last = nn.Linear(6, 6), nn.Parameter(torch.randn(1, 5, 5)), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.inputs(x)
+        return self.last(nn.functional.scaled_dot_product_attention(h, h, h, self.bias, dropout_p=0.3))
+
+
+def test_attention_with_dropout_and_a_learned_bias_is_exact(caplog):
+    """It had failed at the first batch."""
+    torch.manual_seed(0)
+    model, x = LearnedBias(), torch.randn(7, 5, 6)
+    weights = list(model.parameters())
+    with Engine(model) as engine:
+        for _ in range(5):
+            losses = model(x).square().mean((1, 2))
+            each = [torch.autograd.grad(one, weights, retain_graph=True) for one in losses]
+            exact = [torch.cat([part.flatten() for part in parts]).norm() for parts in each]
+            assert torch.allclose(engine.record(losses).scalars().norms, torch.stack(exact), rtol=1e-3)
+    assert "one sample at a time" not in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": 1}, {"enable_gqa": True}])
+def test_attention_in_parts_is_attention(options):
+    if "attn_mask" in options:
+        options = {"attn_mask": torch.rand(2, 1, 5, 5) > 0.5}
+        options["attn_mask"][0, 0, 2] = False
+    query, key, value = torch.randn(2, 4, 5, 3), *torch.randn(2, 2, 2 if "enable_gqa" in options else 4, 5, 3)
+    whole = nn.functional.scaled_dot_product_attention(query, key, value, **options)
+    assert torch.allclose(attention(query, key, value, **options), whole, atol=1e-6)

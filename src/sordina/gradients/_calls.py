@@ -108,6 +108,8 @@ class Calls:
         """Kinds of arguments, whatever their shapes, of which some were studied."""
         self._constants: dict[Any, set[tuple[int, torch.Size]]] = {}
         """By kind of arguments the places and shapes of tensors that were seen to hold no samples."""
+        self._dims: dict[Any, Dims] = {}
+        """By kind of arguments where the samples lie, as was seen where sizes told: time may be as long as a batch."""
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
             for name, module in model.named_modules()
@@ -278,11 +280,12 @@ class Calls:
             )
         seed = CHANCE.getrandbits(48) if again else 0
         shapes = list(enumerate(tensor.shape for tensor in found_in(value)))
-        seen = self._constants.setdefault(described(value), set())
+        kind = described(value), tuple(len(shape) for _, shape in shapes)
+        seen = self._constants.setdefault(kind[0], set())
         constant = frozenset(place for place, shape in shapes if (place, shape) in seen)
         study = Study(
             self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed,
-            constant,
+            constant, self._dims.get(kind) if self._unclear(value, sizes[0]) else None,
         )  # fmt: skip
         refusal: Unsupported | None = None
         for rows in sizes:
@@ -297,11 +300,17 @@ class Calls:
             if found.alone:
                 self._tell_alone(found.alone)
             seen.update((place, shape) for place, shape in shapes if rows not in shape)
-            return found
+            if not self._unclear(value, rows):
+                self._dims[kind] = found.inputs
+            return replace(found, unclear=self._unclear(value, rows) and kind not in self._dims)
         assert refusal is not None
         if again:
             raise type(refusal)(f"{refusal} Nor does one hold for the steps since this began.") from refusal
         raise refusal
+
+    def _unclear(self, value: tuple[Any, Any], rows: int) -> bool:
+        """Whether a tensor has several dimensions of as many elements as there are samples."""
+        return any(list(tensor.shape).count(rows) > 1 for tensor in found_in(value))
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""

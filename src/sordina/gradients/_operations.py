@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordina.gradients._hooks import Recorder
-from sordina.gradients._rehearsal import RATES, dropout_rate
+from sordina.gradients._rehearsal import dropout_rate
 from sordina.gradients._tracing import BATCHED, REPEATING, Free, Tracer, tensors_in
 from sordina.gradients.combined_terms import Pulled
 from sordina.gradients.layout import Fold, widen
@@ -260,14 +260,14 @@ class FreeParameters:
 
     def _any(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Tracer) -> Any:
         """Sample by sample; in-place operations and those with several results are left to the last resort."""
+        if name == "scaled_dot_product_attention" and dropout_rate(name, args, kwargs) > 0:
+            with tracer:  # computed once more it would drop other values: so its parts are followed, which draw nothing
+                return attention(*args, **kwargs)
         result = func(*args, **kwargs)
         operation = Operation.of(func, args, kwargs, tracer)
         if not operation.fits(result):
             return result
         label = self._label(name, next(iter(operation.free.values())))
-        if name in RATES and dropout_rate(name, args, kwargs) > 0:
-            self.recorder.dynamic = f"{label} drops values at random"  # and others if it is computed once more
-            return result
         self.tell(f"{label} has no rule: torch.func takes its gradients sample by sample")
 
         def build(b: Tensor, fold: Fold) -> Iterator[tuple[Tensor, Term]]:
@@ -277,6 +277,32 @@ class FreeParameters:
         sources = tuple(tensor for place, tensor in operation.tensors.items() if place not in operation.free)
         self._tap(label, result, build, sources, any_dim=False)
         return result
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` in parts, as its documentation has it."""
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    nothing = (scores == float("-inf")).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    return torch.nn.functional.dropout(weights, dropout_p) @ value
 
 
 def unexpanded(b: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:

@@ -228,7 +228,7 @@ class Engine:
                 "with gradients: call model(...) itself, not its parts, before each record."
             )
         self.clear()
-        if self._loss_checks.due():
+        if self._loss_checks.due() or any(call.structure.unclear for call in calls):
             with apart_from_heap():
                 check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True

@@ -39,9 +39,12 @@ from sordina.gradients._rehearsal import (
     AS_DRAWN,
     CASES,
     CHANGES,
+    CROWDS,
     FEW,
+    FEW_WEIGHTS,
     LOUD,
     MAKERS,
+    ROOM,
     TOSSES,
     Dims,
     Limits,
@@ -52,6 +55,7 @@ from sordina.gradients._rehearsal import (
     batch_dims,
     batch_sizes,
     check_parameters,
+    chosen,
     fingerprint,
     flipped,
     gone_back,
@@ -103,6 +107,8 @@ class Structure:
     """By the key of a tap the forms in which its calls were seen, in their order."""
     reads: frozenset[Site] = frozenset()
     """Where Python reads values of samples without consequences for any result."""
+    unclear: bool = False
+    """Whether the samples might as well lie elsewhere: only the losses can tell."""
     alone: str = ""
     """Why the model must run one sample at a time; empty if it need not."""
     _fitting: dict[Any, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -185,6 +191,8 @@ class Study:
     seed: int = 0
     constant: frozenset[int] = frozenset()
     """The places of tensors among the arguments that hold no samples, as was seen where their sizes told."""
+    known: Dims | None = None
+    """Where samples lie in such arguments, as was seen where their sizes told."""
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -198,7 +206,7 @@ class Study:
         mixing: Mixing | None = None
         mixed: list[Dims] = []
         failure: Exception | None = None
-        for dims in batch_dims(value, rows, self.constant):
+        for dims in batch_dims(value, rows, self.constant) if self.known is None else [self.known]:
             if any(one is not None and two is None for other in mixed for one, two in zip(other, dims, strict=True)):
                 continue
             silent: Structure | None = None
@@ -244,18 +252,34 @@ class Study:
     def _tried(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
     ) -> tuple[Structure, bool]:
-        with self._trial(value, dims, maker, double, wide) as (trial, many, larger, alike):
-            return trial.run(many, larger, alike)
+        with self._trial(value, dims, maker, double, wide) as (trial, make, alike):
+            many = batch_sizes(value)[1]
+            found = trial.run(many, make(many), alike)
+            if self.thorough and self._room(value, dims):
+                for rows in CROWDS:
+                    crowd = make(rows)
+                    trial.check_replaced(crowd, rows, found[0].outputs)
+                    trial.check_replaced(chosen(crowd, dims, [0] * rows), rows, found[0].outputs)
+            return found
+
+    def _room(self, value: tuple[Any, Any], dims: Dims) -> bool:
+        """Whether arguments and model are small enough for large batches."""
+        held = [
+            x.numel() // max(1, x.shape[d]) for x, d in zip(tensors_in([value]), dims, strict=True) if d is not None
+        ]
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(held) * max(CROWDS) <= ROOM and weights <= FEW_WEIGHTS
 
     def _in_own_precision(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, wide: bool, places: SamplePlacements
     ) -> None:
         """What a model does in its own precision only (a scale over the batch against overflow) no double one shows."""
-        with self._trial(value, dims, maker, False, wide) as (trial, many, larger, _):
+        many = batch_sizes(value)[1]
+        with self._trial(value, dims, maker, False, wide) as (trial, make, _):
             try:
                 rough = 20.0 if self.recorder.dynamic else 4.0
                 trial.check_replaced(trial.value, trial.rows, places, rough)
-                trial.check_replaced(larger, many, places, rough)
+                trial.check_replaced(make(many), many, places, rough)
             except Unsupported:
                 raise
             except Exception:
@@ -264,9 +288,9 @@ class Study:
     @contextmanager
     def _trial(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
-    ) -> Iterator[tuple[StructureTrial, int, tuple[Any, Any], Callable[[], Any]]]:
-        """A trial on few rows, then how many more there are, those, and what makes positive ones."""
-        few, many = batch_sizes(value)
+    ) -> Iterator[tuple[StructureTrial, Callable[[int], tuple[Any, Any]], Callable[[], Any]]]:
+        """A trial on few rows, what makes more, and what makes positive ones."""
+        few, _ = batch_sizes(value)
         with (
             moved(self.model, self.generator, double),
             aside(self.model) as snapshot,
@@ -280,7 +304,7 @@ class Study:
                 limits = self._limits(value, dims, lambda limits: made_up(rows=few, limits=limits), snapshot)
             trial = StructureTrial(self, dims, few, made_up(rows=few, limits=limits), snapshot, chance)
             alike = partial(made_up, rows=few, limits=limits, maker=positive_rows)
-            yield trial, many, made_up(rows=many, limits=limits), alike
+            yield trial, lambda rows: made_up(rows=rows, limits=limits), alike
 
     def _limits(
         self, value: tuple[Any, Any], dims: Dims, make: Callable[[Limits], tuple[Any, Any]], snapshot: Snapshot

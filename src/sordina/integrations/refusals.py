@@ -120,6 +120,10 @@ def batch_size_of(args: Any) -> int:
 # Weights.
 
 
+_TRIES = 12
+"""How often a parameter may be left out by chance: there are models that drop whole layers."""
+
+
 def check_reached(model: nn.Module, optimizer: torch.optim.Optimizer, losses: Losses) -> None:
     """Refuse a trainable parameter that the loss does not depend on, or that nobody steps.
 
@@ -144,9 +148,15 @@ def check_reached(model: nn.Module, optimizer: torch.optim.Optimizer, losses: Lo
                 "the model does not know which token is padding: model.config.pad_token_id = tokenizer.pad_token_id "
                 "(with tokenizer.pad_token = tokenizer.eos_token, if it has none)."
             ) from error
-        weighted = each @ torch.linspace(1, 2, len(each)).to(each)
-        found = torch.autograd.grad(weighted, list(trained.values()), allow_unused=True)
-    if dead := [name for name, gradient in zip(trained, found, strict=True) if not _alive(gradient)]:
+        dead = list(trained)
+        for tries in range(_TRIES):
+            each = losses() if tries else each
+            weighted = each @ torch.linspace(1, 2, len(each)).to(each)
+            found = torch.autograd.grad(weighted, [trained[name] for name in dead], allow_unused=True)
+            dead = [name for name, gradient in zip(dead, found, strict=True) if not _alive(gradient)]
+            if not dead:
+                break
+    if dead:
         raise InvalidInput(
             f"{_named(dead)} trainable, but the loss does not depend on it: only noise would move it. Freeze it "
             "(requires_grad_(False)), or mend the model or the adapter's target_modules. Nothing was spent."
@@ -162,13 +172,18 @@ def check_seen(model: nn.Module, engine: Engine, losses: Losses, rows: int) -> N
         losses: Calls the model on made-up texts.
         rows: How many they are.
     """
+    unseen = [name for name, each in model.named_parameters() if each.requires_grad]
     with _moved_aside(model):
-        engine.expect(rows)
-        tape = engine.record(losses())
-        ones = VectorQuery(torch.ones(rows, dtype=tape.like.dtype, device=tape.like.device))
-        sums = [engine.unflatten(tape.contract([ones], group=group)[0], group) for group in range(engine.groups)]
-    seen = {name for part in sums for name, gradient in part.items() if _alive(gradient)}
-    if unseen := [name for name, each in model.named_parameters() if each.requires_grad and name not in seen]:
+        for _ in range(_TRIES):
+            engine.expect(rows)
+            tape = engine.record(losses())
+            ones = VectorQuery(torch.ones(rows, dtype=tape.like.dtype, device=tape.like.device))
+            sums = [engine.unflatten(tape.contract([ones], group=group)[0], group) for group in range(engine.groups)]
+            seen = {name for part in sums for name, gradient in part.items() if _alive(gradient)}
+            unseen = [name for name in unseen if name not in seen]
+            if not unseen:
+                break
+    if unseen:
         raise Unsupported(
             f"{_named(unseen)} trainable, but its use in the model is not seen by the engine: freeze it, or report the "
             "model. Nothing was spent."
