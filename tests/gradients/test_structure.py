@@ -728,3 +728,41 @@ def test_attention_in_parts_is_attention(options):
     query, key, value = torch.randn(2, 4, 5, 3), *torch.randn(2, 2, 2 if "enable_gqa" in options else 4, 5, 3)
     whole = nn.functional.scaled_dot_product_attention(query, key, value, **options)
     assert torch.allclose(attention(query, key, value, **options), whole, atol=1e-6)
+
+
+class Keeps(nn.Module):
+    """Keeps something of its batches, and uses it in a later epoch, or never."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.layer = what, nn.Linear(4, 2)
+        self.calls, self.total, self.queue, self.shown, self.centre = 0, 0.0, [], None, None
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = self.layer(x)
+        if self.what == "sum":
+            self.total = self.total + x.detach().mean(0)
+        if self.what == "queue":
+            self.queue = [*self.queue[-9:], x.detach()]
+        if self.what == "shown":
+            self.shown = hidden.detach()
+        if self.calls % 100 == 0:
+            self.centre = self.total
+        return hidden if self.centre is None else hidden - self.layer(self.centre / 100)
+
+
+@pytest.mark.parametrize("what", ["sum", "queue"])
+def test_a_memory_of_data_is_refused_before_it_is_used(what):
+    """Features centred by the mean of the epoch before: 14.7 times the bound, at steps that no test met."""
+    model = Keeps(what)
+    with Engine(model), pytest.raises(Unsupported, match="keeps data between batches, in"):
+        model(torch.randn(8, 4))
+
+
+@pytest.mark.parametrize("what", ["nothing", "shown"])
+def test_counters_and_what_the_last_batch_left_are_no_memory(what):
+    model = Keeps(what)
+    with Engine(model) as engine:
+        for _ in range(5):
+            engine.record(model(torch.randn(8, 4)).square().sum(1))

@@ -56,9 +56,11 @@ from sordina.gradients._rehearsal import (
     batch_sizes,
     check_parameters,
     chosen,
+    differing,
     fingerprint,
     flipped,
     gone_back,
+    kept_state,
     kept_words,
     limits_found,
     looked_at,
@@ -70,6 +72,7 @@ from sordina.gradients._rehearsal import (
     ranged,
     replaced,
     rows_of,
+    scaled,
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
@@ -255,6 +258,8 @@ class Study:
         with self._trial(value, dims, maker, double, wide) as (trial, make, alike):
             many = batch_sizes(value)[1]
             found = trial.run(many, make(many), alike)
+            if self.thorough:
+                trial.check_history()
             if self.thorough and self._room(value, dims):
                 for rows in CROWDS:
                     crowd = make(rows)
@@ -532,6 +537,27 @@ class StructureTrial:
                     "the model keeps data between batches: what it says of a batch, or its gradient, depends on the "
                     "batch before, so what one record changes has no bound. Remove the memory (queues, averages)."
                 )
+
+    def check_history(self) -> None:
+        """Refuse a model that keeps something of a batch beyond the next one, whether it is used now or much later.
+
+        Two batches of the same shapes leave it the same after a third: counters are equal, memories of data are not.
+        """
+        other = chosen(self.value, self.dims, [0] * self.rows)
+        other = scaled(other, self.dims, range(self.rows), 3.0)
+        states = []
+        for before in (self.value, other):
+            try:
+                self._after(before, 1.0)
+            except Exception:
+                return  # it does not take such rows
+            states.append(kept_state(self.study.model))
+        name = differing(*({key: each for key, each in one.items() if key[:7] != "buffer "} for one in states))
+        if name:
+            raise Unsupported(
+                f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as "
+                "soon as it is used. Remove the memory (queues, averages, lists that grow), or begin anew in each call."
+            )
 
     def _after(self, before: tuple[Any, Any], loud: float) -> list[Tensor]:
         self.snapshot.restore()
