@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from sordina.gradients import Engine, structure
+from sordina.gradients import Engine, _study
 from sordina.gradients.removal import RemovalSchedule
 from sordina.queries import VectorQuery
 
@@ -276,10 +276,10 @@ def test_bfloat16_autocast_takes_norms_in_single_precision():
     assert float((total - exact.sum(0)).norm()) < 0.05 * float(exact.sum(0).norm())
 
 
-@pytest.mark.parametrize("limit", [0, structure.DOUBLE_LIMIT])
+@pytest.mark.parametrize("limit", [0, _study.DOUBLE_LIMIT])
 def test_a_study_under_autocast_leaves_the_batch_its_own_weights(monkeypatch, limit):
     """Autocast keeps what it has cast: a batch had run with the weights that the study of a large model had moved."""
-    monkeypatch.setattr(structure, "DOUBLE_LIMIT", limit)
+    monkeypatch.setattr(_study, "DOUBLE_LIMIT", limit)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 6)
     with Engine(model), torch.autocast("cpu", torch.bfloat16):
         found = model(x)
@@ -289,7 +289,7 @@ def test_a_study_under_autocast_leaves_the_batch_its_own_weights(monkeypatch, li
 
 def test_wide_layers_under_autocast_keep_their_rules(caplog, monkeypatch):
     """More features than a Gram matrix adds at once: the study once failed there, and ran such models row by row."""
-    monkeypatch.setattr(structure, "DOUBLE_LIMIT", 0)  # large models are not studied in double precision
+    monkeypatch.setattr(_study, "DOUBLE_LIMIT", 0)  # large models are not studied in double precision
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 3))
     x = torch.randn(4, 5, 160)

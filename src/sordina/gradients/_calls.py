@@ -28,16 +28,17 @@ from sordina.gradients._rehearsal import (
     kept_words,
     rows_in,
 )
+from sordina.gradients._study import Study
 from sordina.gradients._tracing import Tracer, changed, described, found_in, opaque, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
 from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, backward_mixes, others_change
-from sordina.gradients.structure import ADVICE, Mixing, Structure, Study
+from sordina.gradients.structure import ADVICE, Mixing, Structure
 
 # The calls of a model: each is run in the way its structure allows, and watched.
 #
-# Before the first call of a kind, the model's structure is learned on made-up rows (`sordina.gradients.structure`), and
+# Before the first call of a kind, the model's structure is learned on made-up rows (`sordina.gradients._study`), and
 # now and then again, at random steps to the end of the run. At other random steps the *removal test* is done on the
 # batch itself: one sample is replaced by something very different, and what the model says of the others may not
 # change.

@@ -1,0 +1,589 @@
+"""Learning a model's structure: where the samples lie in every tensor, and whether samples stay apart.
+
+Nothing is taken from a real batch but the shapes and kinds of the arguments. The model runs on synthetic rows
+(`sordina.gradients._rehearsal`), with its parameters moved at random:
+
+1. in two batch sizes. What grows with the batch is the dimension of the samples, in every tapped tensor and result;
+2. on each sample alone. A sample whose result is another one in company *mixes* with others, with or without a
+   gradient between them, and no per-sample bound exists: refused;
+3. with one sample replaced by something very different (a thousand times as large, not a number): the results of the
+   others may not change;
+4. after two different batches: what the model then says of a third may not differ, or it keeps data between batches;
+5. the engine's norms and sums of every parameter, with random gradients at the results, are held against autograd on
+   each sample alone; then once more with the samples in the opposite order (a model may sort them) and one gradient far
+   larger than the others (a backward pass may look across the batch too). Where they differ, where a gradient vanishes
+   for all samples, and where the shape of a tensor depends on values, the engine does not guess: the model runs one
+   sample at a time from then on. So it does where Python reads values of samples with consequences
+   (`sordina.gradients._reads`).
+
+A structure holds for arguments of the same shapes: models do other things to longer sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from sordina.errors import Unsupported
+from sordina.gradients._hooks import Recorder, Tap
+from sordina.gradients._reads import Company, Site, settled
+from sordina.gradients._rehearsal import (
+    AS_DRAWN,
+    CASES,
+    CHANGES,
+    CROWDS,
+    FEW,
+    FEW_WEIGHTS,
+    LOUD,
+    MAKERS,
+    ROOM,
+    TOSSES,
+    Dims,
+    Limits,
+    Maker,
+    Snapshot,
+    WithoutChance,
+    aside,
+    batch_dims,
+    batch_sizes,
+    check_parameters,
+    chosen,
+    differing,
+    fingerprint,
+    flipped,
+    gone_back,
+    kept_state,
+    kept_words,
+    limits_found,
+    looked_at,
+    made,
+    moved,
+    part,
+    positive_rows,
+    random_like,
+    ranged,
+    replaced,
+    rows_of,
+    scaled,
+    swamped,
+)
+from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
+from sordina.gradients.structure import Form, Key, Mixing, Structure, form_of
+from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of
+
+DOUBLE_LIMIT = 20_000_000
+"""Models of up to so many parameters are studied in double precision."""
+
+
+@dataclass
+class Study:
+    """One way to call a model, under study; `learn` is the way to it."""
+
+    model: nn.Module
+    forward: Callable[..., Any]
+    """The model's own forward pass."""
+    listen: Callable[..., Any]
+    """The same with taps; called with the number of samples, their dimensions, arguments and keyword arguments."""
+    recorder: Recorder
+    parameters: Mapping[str, Tensor]
+    public_buffers: frozenset[str]
+    thorough: bool = True
+    """Whether to look for data kept between batches, and for what replaced samples do."""
+    seed: int = 0
+    constant: frozenset[int] = frozenset()
+    """The places of tensors among the arguments that hold no samples, as was seen where their sizes told."""
+    known: Dims | None = None
+    """Where samples lie in such arguments, as was seen where their sizes told."""
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def learn(self, value: tuple[Any, Any], rows: int) -> Structure:
+        """The structure of calls with arguments like ``value``, which hold ``rows`` samples.
+
+        Where samples mix if a tensor of so many rows holds samples, it is not taken for something else.
+        """
+        mixing: Mixing | None = None
+        mixed: list[Dims] = []
+        failure: Exception | None = None
+        for dims in batch_dims(value, rows, self.constant) if self.known is None else [self.known]:
+            if any(one is not None and two is None for other in mixed for one, two in zip(other, dims, strict=True)):
+                continue
+            silent: Structure | None = None
+            for maker, double, wide in self._ways(value, dims):
+                try:
+                    found, spoke = self._tried(value, dims, maker, double, wide)
+                    if double and self.thorough:
+                        self._in_own_precision(value, dims, maker, wide, found.outputs)
+                except Mixing as error:
+                    mixing = mixing or error
+                    mixed.append(dims)
+                    break
+                except Unsupported:
+                    raise
+                except Exception as error:
+                    failure = failure or error
+                    continue
+                if spoke:
+                    return found
+                silent = silent or found
+            if silent is not None:
+                return silent
+        if mixing is not None:
+            raise mixing
+        raise Unsupported(
+            "the model cannot be run on a few samples, or on one alone "
+            f"({type(failure).__name__} on made-up rows), so it cannot be seen that samples stay apart. Arguments must "
+            "be tensors (in lists, tuples, dictionaries or dataclasses) with the samples along one dimension, and any "
+            "number of samples must be possible."
+        ) from failure
+
+    def _ways(self, value: tuple[Any, Any], dims: Dims) -> Iterator[tuple[Maker, bool, bool]]:
+        """How to make rows, whether in double precision (not every model can, or is small), and whether from a range.
+
+        Whole numbers come from as large a range as the model takes, and if that fails, are the smallest.
+        """
+        small = sum(parameter.numel() for parameter in self.model.parameters()) <= DOUBLE_LIMIT
+        ranges = any(dim is not None and ranged(x) for x, dim in zip(tensors_in([value]), dims, strict=True))
+        for maker in MAKERS:
+            for double in (True, False) if small else (False,):
+                yield from ((maker, double, wide) for wide in ((True, False) if ranges else (False,)))
+
+    def _tried(
+        self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
+    ) -> tuple[Structure, bool]:
+        with self._trial(value, dims, maker, double, wide) as (trial, make, alike):
+            many = batch_sizes(value)[1]
+            found = trial.run(many, make(many), alike)
+            if self.thorough:
+                trial.check_history()
+            if self.thorough and self._room(value, dims):
+                for rows in CROWDS:
+                    crowd = make(rows)
+                    trial.check_replaced(crowd, rows, found[0].outputs)
+                    trial.check_replaced(chosen(crowd, dims, [0] * rows), rows, found[0].outputs)
+            return found
+
+    def _room(self, value: tuple[Any, Any], dims: Dims) -> bool:
+        """Whether arguments and model are small enough for large batches."""
+        held = [
+            x.numel() // max(1, x.shape[d]) for x, d in zip(tensors_in([value]), dims, strict=True) if d is not None
+        ]
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(held) * max(CROWDS) <= ROOM and weights <= FEW_WEIGHTS
+
+    def _in_own_precision(
+        self, value: tuple[Any, Any], dims: Dims, maker: Maker, wide: bool, places: SamplePlacements
+    ) -> None:
+        """What a model does in its own precision only (a scale over the batch against overflow) no double one shows."""
+        many = batch_sizes(value)[1]
+        with self._trial(value, dims, maker, False, wide) as (trial, make, _):
+            try:
+                rough = 20.0 if self.recorder.dynamic else 4.0
+                trial.check_replaced(trial.value, trial.rows, places, rough)
+                trial.check_replaced(make(many), many, places, rough)
+            except Unsupported:
+                raise
+            except Exception:
+                return  # it will be said where the model runs on the batch itself
+
+    @contextmanager
+    def _trial(
+        self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
+    ) -> Iterator[tuple[StructureTrial, Callable[[int], tuple[Any, Any]], Callable[[], Any]]]:
+        """A trial on few rows, what makes more, and what makes positive ones."""
+        few, _ = batch_sizes(value)
+        with (
+            moved(self.model, self.generator, double),
+            aside(self.model) as snapshot,
+            WithoutChance(self.generator) as chance,
+            torch.enable_grad(),
+            self._unheard(),
+        ):
+            made_up = partial(made, value, dims, maker=maker, generator=self.generator, double=double)
+            limits = (FEW,) * len(dims)
+            if wide:
+                limits = self._limits(value, dims, lambda limits: made_up(rows=few, limits=limits), snapshot)
+            trial = StructureTrial(self, dims, few, made_up(rows=few, limits=limits), snapshot, chance)
+            alike = partial(made_up, rows=few, limits=limits, maker=positive_rows)
+            yield trial, lambda rows: made_up(rows=rows, limits=limits), alike
+
+    def _limits(
+        self, value: tuple[Any, Any], dims: Dims, make: Callable[[Limits], tuple[Any, Any]], snapshot: Snapshot
+    ) -> Limits:
+        def takes(limits: Limits) -> bool:
+            snapshot.restore()
+            try:
+                self.plain(make(limits))
+            except Exception:
+                return False
+            return True
+
+        return limits_found(value, dims, takes)
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        """What was recorded before is kept, what is recorded now is not."""
+        taps, self.recorder.taps = self.recorder.taps, []
+        self.recorder.learning = True
+        try:
+            yield
+        finally:
+            self.recorder.taps, self.recorder.learning = taps, False
+
+    def heard(self, rows: int, dims: Dims, value: tuple[Any, Any]) -> tuple[Any, list[Tap]]:
+        """A forward pass with taps."""
+        self.recorder.taps = []
+        result = self.listen(rows, dims, *changed(value, torch.clone))
+        taps, self.recorder.taps = self.recorder.taps, []
+        return result, taps
+
+    def plain(self, value: tuple[Any, Any]) -> list[Tensor]:
+        """The tensors of the result of a forward pass without taps."""
+        self.recorder.muted += 1
+        args, kwargs = changed(value, torch.clone)
+        try:
+            return list(tensors_in([self.forward(*args, **kwargs)]))
+        finally:
+            self.recorder.muted -= 1
+
+
+@dataclass
+class StructureTrial:
+    """The model on one synthetic batch of a few samples."""
+
+    study: Study
+    dims: Dims
+    rows: int
+    value: tuple[Any, Any]
+    snapshot: Snapshot
+    chance: WithoutChance
+
+    def run(self, many: int, larger: tuple[Any, Any], alike: Callable[[], Any]) -> tuple[Structure, bool]:
+        """The structure, and whether every parameter's gradient has spoken; ``alike`` makes positive rows."""
+        self.study.recorder.dynamic = ""
+        prints = fingerprint(self.study.model)
+        result, taps = self._heard(many, larger)
+        wide, shapes = [tensor.shape for tensor in tensors_in([result])], _shapes(taps or [])
+        self._check_buffers()
+        check_parameters(prints, fingerprint(self.study.model))
+        del result, taps
+        result, taps = self._heard(self.rows, self.value)
+        outputs = list(tensors_in([result]))
+        apart = self._apart(self.value)
+        placements = self._placements(outputs, wide, apart, many)
+        self._compare(outputs, apart, placements)
+        first = {tap.key for tap in taps or () if not tap.any_dim}
+        places = _places(_shapes(taps or []), shapes, self.rows, many, first)
+        structure = Structure(self.dims, placements, places, frozenset(), _forms(taps or [], places, self.rows))
+        try:
+            passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
+        finally:  # also where a backward pass fails: a model that mixes is refused, not tried in another way
+            del result, outputs, taps, apart
+            if self.study.thorough:
+                self.check_replaced(self.value, self.rows, placements)
+                self.check_replaced(larger, many, placements)
+            self._check_memory(larger)
+        if not differs:
+            differs = self._other_way(structure)
+        reads, read = self._reads(larger, many, alike, placements)
+        structure = replace(structure, reads=reads)
+        why = self.study.recorder.dynamic or differs or read
+        if not spoke:
+            why = why or "a parameter's gradient vanishes on all rows tried"
+        return replace(structure, passed=passed, alone=why), spoke
+
+    def _heard(self, rows: int, value: tuple[Any, Any]) -> tuple[Any, list[Tap] | None]:
+        """A forward pass with taps; without, where listening fails and the model alone does not."""
+        try:
+            return self._fresh(partial(self.study.heard, rows, self.dims, value))  # type: ignore[no-any-return]
+        except Exception:
+            return self._fresh(partial(self.study.plain, value)), None
+
+    def _apart(self, value: tuple[Any, Any]) -> list[list[Tensor]]:
+        return [self._fresh(partial(self.study.plain, part(value, self.dims, row))) for row in range(self.rows)]
+
+    def _other_way(self, structure: Structure) -> str:
+        """What differs with the samples in the opposite order, one of them with a far larger gradient."""
+        value = flipped(self.value, self.dims)
+        result, taps = self._heard(self.rows, value)
+        outputs = list(tensors_in([result]))
+        loud = torch.ones(self.rows)
+        short = any(tensor.dtype != torch.float64 for tensor in outputs if tensor.is_floating_point())
+        loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
+        return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
+
+    def _reads(
+        self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
+    ) -> tuple[frozenset[Site], str]:
+        """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
+
+        def run(value: tuple[Any, Any]) -> list[Tensor]:
+            tensors = self._fresh(partial(self.study.plain, value))
+            wanted = [get_gradient_edge(each) for each in self.study.parameters.values()]
+            chosen = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
+            if chosen and wanted:
+                gradients(torch.stack([tensor.square().sum() for tensor in chosen]), wanted, retain=False)
+            return [tensor.detach() for tensor in tensors]
+
+        def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+            if len(one) != len(two):
+                return False
+            return all(close(a, b, place.dim if place else None) for a, b, place in zip(one, two, places, strict=True))
+
+        def company(value: tuple[Any, Any], rows: int) -> Company:
+            held = zip(tensors_in([value]), self.dims, strict=True)
+            return value, [tensor for tensor, dim in held if dim is not None], rows
+
+        try:
+            both = company(self.value, self.rows), company(larger, many)
+            return settled(run, both, same, lambda: company(alike(), self.rows))
+        except Exception:
+            return frozenset(), "the model cannot be watched while it runs"
+
+    def _fresh(self, work: Callable[[], Any]) -> Any:
+        self.snapshot.restore()
+        return work()
+
+    def _check_buffers(self) -> None:
+        secret = [name for name in self.snapshot.changed_buffers() if name not in self.study.public_buffers]
+        if secret:
+            raise Unsupported(kept_words(secret[0]))
+
+    def _placements(
+        self, few: Sequence[Tensor], many: Sequence[torch.Size], one: Sequence[Any], size: int
+    ) -> SamplePlacements:
+        if any(len(each) != len(few) for each in (many, *one)):
+            raise Mixing.because("the form of the model's result depends on how many samples there are")
+        found: list[SamplePlacement | None] = []
+        for number, tensor in enumerate(few):
+            place = _grown(tensor.shape, many[number], self.rows, size)
+            single = [each[number].shape for each in one]
+            if place is not None and any(
+                shape[place.dim] * self.rows != tensor.shape[place.dim]
+                or form_of(shape, place.dim, 1) != form_of(tensor.shape, place.dim, self.rows)
+                for shape in single
+            ):
+                place = None
+            found.append(place)
+        return tuple(found)
+
+    def _compare(self, together: Sequence[Tensor], apart: Sequence[Sequence[Tensor]], places: SamplePlacements) -> None:
+        for number, (tensor, place) in enumerate(zip(together, places, strict=True)):
+            if place is None:
+                continue
+            alone = torch.cat([tensors[number].detach() for tensors in apart], place.dim)
+            if not close(tensor.detach(), alone, place.dim):
+                if self.chance.left(lambda seed: self._played(self.value, 1, seed)[0]):
+                    self.study.recorder.dynamic = "the model draws random numbers where no test can hold them"
+                    return
+                raise Mixing.because("on made-up rows, the model says something else of a sample in company than alone")
+
+    def check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, rough: float = 1.0) -> None:
+        """Refuse a model whose results for others change when a sample of ``value`` is replaced."""
+        sample = int(torch.randint(rows, (), generator=self.study.generator))  # one: it moves a mean up, then down
+        trials = [(change, case, 0) for change, case in zip(LOUD, CASES, strict=True)]
+        for change, case, seed in trials:
+            twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
+            before, seeds = self._played(value, case, seed)
+            if case == 0 and self.chance.drew:
+                trials += [(CHANGES[2], AS_DRAWN, self.study.seed + number) for number in range(TOSSES)]
+            try:
+                others, other_seeds = self._played(twin, case, seed)
+            except Exception:
+                continue  # it does not take such a row (it checks for "not a number"), so nobody's batch will have one
+            same = seeds == other_seeds  # as drawn, where it is not so, not everybody got the same numbers
+            if (not same and case != AS_DRAWN) or (
+                same and not others_same(before, others, places, sample, rows, rough)
+            ):
+                raise Mixing.because("on made-up rows, replacing one sample changes what the model says of others")
+        self._check_swamped(value, rows, places, sample, rough)
+        (_, seeds), (_, fewer) = (self._played(each, 0) for each in (value, part(value, self.dims, 0)))
+        if set(seeds) != set(fewer):
+            raise Mixing.because("the seed of random numbers depends on the samples, or on how many there are")
+
+    def _check_swamped(
+        self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int, rough: float
+    ) -> None:
+        """All samples but one infinite, to either side, beyond what any number is compared to; or small, or large."""
+        before = self._played(value, 0)[0]
+        for number in (math.inf, -math.inf, 1e-4, 1e4):
+            try:
+                after = self._played(swamped(value, self.dims, sample, number), 0)[0]
+            except Exception:
+                continue
+            own = [x if y is None else rows_of(x, y.dim, sample, rows) for x, y in zip(after, places, strict=False)]
+            if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows, rough):
+                raise Mixing.because("on made-up rows, replacing all others changes what the model says of a sample")
+
+    def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[list[Tensor], list[Any]]:
+        """What the model says of ``value`` in a case of chance, and the seeds it used."""
+        self.snapshot.restore()
+        self.chance.begin(case, seed)
+        try:
+            return [tensor.detach() for tensor in self.study.plain(value)], self.chance.seeds()
+        finally:
+            self.chance.begin(0)
+
+    def _check_memory(self, larger: tuple[Any, Any]) -> None:
+        quiet, few = (self.value, 1.0), part(self.value, self.dims, 0, 2)
+        afterwards = [self._after(*each) for each in (quiet, (larger, 1e9), (few, 1e9))]
+        for one, two in (pair for later in afterwards[1:] for pair in zip(afterwards[0], later, strict=True)):
+            if one.shape != two.shape or not close(one, two, None):
+                raise Unsupported(
+                    "the model keeps data between batches: what it says of a batch, or its gradient, depends on the "
+                    "batch before, so what one record changes has no bound. Remove the memory (queues, averages)."
+                )
+
+    def check_history(self) -> None:
+        """Refuse a model that keeps something of a batch beyond the next one, whether it is used now or much later.
+
+        Two batches of the same shapes leave it the same after a third: counters are equal, memories of data are not.
+        """
+        other = chosen(self.value, self.dims, [0] * self.rows)
+        other = scaled(other, self.dims, range(self.rows), 3.0)
+        states = []
+        for before in (self.value, other):
+            try:
+                self._after(before, 1.0)
+            except Exception:
+                return  # it does not take such rows
+            states.append(kept_state(self.study.model))
+        name = differing(*({key: each for key, each in one.items() if key[:7] != "buffer "} for one in states))
+        if name:
+            raise Unsupported(
+                f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as "
+                "soon as it is used. Remove the memory (queues, averages, lists that grow), or begin anew in each call."
+            )
+
+    def _after(self, before: tuple[Any, Any], loud: float) -> list[Tensor]:
+        self.snapshot.restore()
+        self._there_and_back(before, loud)
+        self.snapshot.restore_chance()
+        return self._there_and_back(self.value, 1.0)
+
+    def _there_and_back(self, value: tuple[Any, Any], loud: float) -> list[Tensor]:
+        """The model's results, and in a thorough study gradients of their squares."""
+        results = self.study.plain(value)
+        told = [tensor.detach() for tensor in results]
+        chosen = [tensor for tensor in results if tensor.requires_grad and tensor.is_floating_point()]
+        looked = looked_at(self.study.model, self.study.seed)
+        if not chosen or not looked or not self.study.thorough:
+            return told
+        try:
+            found = gone_back(chosen, looked, [tensor.detach() * loud for tensor in chosen])
+        except Exception:
+            return told  # no way back: it will be said elsewhere
+        return [*told, *(each.detach() for each in found if each is not None and not each.is_sparse)]
+
+    def _gradients(
+        self,
+        structure: Structure,
+        outputs: Sequence[Tensor],
+        taps: list[Tap] | None,
+        apart: Sequence[Sequence[Tensor]],
+        loud: Tensor | None = None,
+    ) -> tuple[frozenset[Key], str, bool]:
+        """The taps a backward pass goes through, which parameter's answers are wrong, and whether all of them spoke.
+
+        The gradients at the results are random, those of each sample as many times as large as ``loud`` says.
+        """
+        study, nothing = self.study, frozenset[Key]()
+        spread = [
+            random_like(tensor, study.generator, None if loud is None or place is None else place.dim, loud)
+            for tensor, place in zip(outputs, structure.outputs, strict=True)
+        ]
+        chosen = [
+            (tensor * weight).movedim(place.dim, 0).reshape(self.rows, -1).sum(1)
+            for tensor, weight, place in zip(outputs, spread, structure.outputs, strict=True)
+            if place is not None and tensor.requires_grad
+        ]
+        if not chosen:
+            raise Mixing("samples mix: no result of the model that can be trained has one row, or several, per sample.")
+        losses = torch.stack(chosen).sum(0)
+        truth = Truth(study.parameters, torch.randn(self.rows, generator=study.generator, dtype=torch.float64))
+        for row, tensors in enumerate(apart):
+            truth.add(row, self._piece(row, tensors, structure.outputs, spread))
+        if taps is None:
+            return nothing, "a rule does not fit how its layer is called", True
+        if not structure.fits(taps, self.rows):
+            return nothing, "a layer is used on rows that are not samples", True
+        passed = passed_through(losses, taps, structure.taps)
+        try:
+            terms = terms_of(
+                losses, taps, structure.taps, passed, study.parameters, names_of(study.parameters), self.rows, 1
+            )
+            with full_precision(losses.device.type):  # as in a step
+                return passed, truth.differing(terms), truth.spoke
+        except Exception:
+            return nothing, "a rule does not fit how its layer is called", True
+
+    def _piece(
+        self, row: int, tensors: Sequence[Tensor], places: SamplePlacements, spread: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        chosen = [
+            (tensor, weight.narrow(place.dim, row * tensor.shape[place.dim], tensor.shape[place.dim]))
+            for tensor, place, weight in zip(tensors, places, spread, strict=True)
+            if place is not None and tensor.requires_grad
+        ]
+        return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
+
+
+def _shapes(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:
+    shapes: dict[Key, list[torch.Size]] = {}
+    for tap in taps:
+        if tap.build is not None:
+            shapes.setdefault(tap.key, []).append(tap.shape)
+    return shapes
+
+
+def _forms(taps: Sequence[Tap], places: Mapping[Key, SamplePlacement | None], rows: int) -> dict[Key, tuple[Form, ...]]:
+    forms: dict[Key, tuple[Form, ...]] = {}
+    for tap in taps:
+        place = places.get(tap.key)
+        form = None if place is None or tap.build is None else form_of(tap.shape, place.dim, rows)
+        if form is not None:
+            forms[tap.key] = (*forms.get(tap.key, ()), form)
+    return forms
+
+
+def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> SamplePlacement | None:
+    """The dimension that grew from a multiple of ``a`` to the same multiple of ``b``, if all others are equal."""
+    if len(few) != len(many):
+        return None
+    other = [dim for dim, (one, two) in enumerate(zip(few, many, strict=True)) if one != two]
+    if len(other) != 1:
+        return None
+    dim = other[0]
+    if few[dim] % a or few[dim] // a * b != many[dim]:
+        return None
+    return SamplePlacement(dim, few[dim] == a)
+
+
+def _places(
+    few: Mapping[Key, list[torch.Size]], many: Mapping[Key, list[torch.Size]], a: int, b: int, first: set[Key]
+) -> dict[Key, SamplePlacement | None]:
+    """Where the samples lie in the taps; those of ``first`` must have them in the first dimension."""
+    found: dict[Key, SamplePlacement | None] = {}
+    for key, shapes in few.items():
+        others = many.get(key, [])
+        if len(others) != len(shapes):
+            found[key] = None
+            continue
+        places = {_grown(one, two, a, b) for one, two in zip(shapes, others, strict=True)}
+        dims = {place.dim for place in places if place is not None}
+        if None in places or len(dims) != 1 or (key in first and dims != {0}):
+            found[key] = None
+        else:
+            found[key] = SamplePlacement(dims.pop(), all(place is not None and place.single for place in places))
+    return found
