@@ -225,6 +225,12 @@ def test_with_a_typical_norm_the_first_step_is_bounded_however_little_noise_ther
     assert first_rate(1e-9, matrices=1) == pytest.approx(2 * first_rate(1e-9))
 
 
+def test_few_steps_of_a_linear_model_are_short():
+    """Four steps on features whose mean is large ended with a log loss of 4, each step undoing the last."""
+    assert first_rate(1e-9, steps=4, matrices=1) == pytest.approx(first_rate(1e-9, matrices=1) / 4)
+    assert first_rate(1e-9, steps=4) == pytest.approx(first_rate(1e-9))
+
+
 def test_the_weights_of_a_network_are_not_swamped_by_noise():
     """Wide networks learn with small weights: AG News had lost three points to noise many times their size."""
     assert first_rate(0.5, weight=0.02) * 0.5 * 10 == pytest.approx(2 * 0.02)

@@ -228,7 +228,8 @@ class DistanceRate:
 # within a step (`_CLEAR`, a share of the noise's square), the walk may be up to `_LONGER` times as long. Where not even
 # gradients that all agree would stand out, it is shorter (`_HOPEFUL`). In a network noise on one layer meets noise on
 # the next, which no derivative at the start can tell: there the walk of a weight is bounded by the size of first
-# weights too (`_SWAMPED`). A model that is linear in its weights has a convex loss, and bears longer steps.
+# weights too (`_SWAMPED`). A model that is linear in its weights has a convex loss, and bears longer steps
+# if there are enough of them (`_FEW`).
 #
 # With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
 # weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
@@ -237,6 +238,8 @@ _MEMORY = 5
 _CERTAIN = 2.0
 """So many standard deviations of the noise's squared norm are in doubt: signal if that shortens steps, else noise."""
 _CONVEX = 2.0
+_FEW = 16
+"""In runs of fewer steps those of a linear model are shorter in proportion: few are left to mend one too many."""
 _HOPEFUL = 20.0
 _STRONG, _CLEAR, _LONGER = 60.0, 0.0125, 4.0
 _SWAMPED, _AMPLE, _CALM = 2.0, 1000.0, 0.35
@@ -307,6 +310,8 @@ class AutomaticRate(DistanceRate):
         strong = min(root / state.adds_up * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
         walk *= min(max(1.0, strong), _LONGER)
         reach = state.convex * self.reach / typical.norm * math.sqrt(signal / largest)
+        if state.convex > 1:
+            reach *= min(1.0, state.steps / _FEW)
         rate = min(reach / signal, walk / (root * state.adds_up)) / noise * fall(state.step, state.steps)
         return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
 
