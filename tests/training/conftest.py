@@ -18,8 +18,16 @@ def plan():
 
 @pytest.fixture
 def data():
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(100, 5, generator=draw)
+    return _drawn(0)
+
+
+@pytest.fixture
+def held_out():
+    return _drawn(1)
+
+
+def _drawn(seed):
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(seed))
     return x, (x.sum(1) > 0).long()
 
 

@@ -134,7 +134,7 @@ def test_users_and_replace_one_are_refused(data):
         PCAInputs(5, 6)
 
 
-def test_a_search_pays_for_the_components_of_every_run(data):
+def test_a_search_pays_for_the_components_of_every_run(data, held_out):
     def search(**options):
         return sd.Search(
             sd.tuning.Grid({"learning_rate": (0.1, 0.5)}), trainer=lambda seed: trainer(network(**options)),
@@ -142,8 +142,8 @@ def test_a_search_pays_for_the_components_of_every_run(data):
         )  # fmt: skip
 
     with pytest.raises(InvalidInput, match="noise_multiplier"):
-        search().fit(data, data)
-    found = search(noise_multiplier=8.0).fit(data, data)
+        search().fit(data, held_out)
+    found = search(noise_multiplier=8.0).fit(data, held_out)
     assert found.guarantee.epsilon <= 6
     assert all(run.event["events"][0]["event"] == {"kind": "Gaussian", "noise_multiplier": 8.0} for run in found.runs)
 
@@ -170,7 +170,7 @@ def test_a_run_is_not_resumed_as_if_its_components_had_cost_less(data, tmp_path)
     trainer(network(noise_multiplier=4.0), **options).fit(data, resume=True)
 
 
-def test_a_run_of_a_search_that_fails_has_paid_for_its_components(data):
+def test_a_run_of_a_search_that_fails_has_paid_for_its_components(data, held_out):
     def make(seed):
         torch.manual_seed(seed)
         return trainer(network(noise_multiplier=4.0), clipping=sd.clipping.Fixed(1000.0))
@@ -179,7 +179,7 @@ def test_a_run_of_a_search_that_fails_has_paid_for_its_components(data):
         sd.tuning.Grid({"learning_rate": (0.1, 3e38)}), make, budget=sd.Budget(8, 1e-5), selection="public",
         method="composition", accountant="rdp",
     )  # fmt: skip
-    found = search.fit(data, data)
+    found = search.fit(data, held_out)
     assert {run.stopped for run in found.runs} >= {None}
     failed, whole = sorted((repr(run.event) for run in found.runs), key=len)
     assert failed == whole, (failed, whole)

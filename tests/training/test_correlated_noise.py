@@ -71,10 +71,12 @@ def test_noise_of_one_band_is_plain_dp_sgd(make_model, data):
 
 @pytest.mark.parametrize("noise", [BandedNoise(4), LambdaCGD(0.8)])
 @pytest.mark.parametrize("step", [5, 8, 21])
-def test_a_secret_run_that_was_killed_begins_a_new_turn_at_the_same_price(make_model, data, tmp_path, noise, step):
+def test_a_secret_run_that_was_killed_begins_a_new_turn_at_the_same_price(
+    make_model, data, held_out, tmp_path, noise, step
+):
     options = {"folder": tmp_path / "run", "checkpoint_every": 1, "validate_every": 1, "noise": noise}
     with pytest.raises(KeyboardInterrupt):
-        trainer(make_model(), callbacks=[StopAt(step)], **options).fit(data, validation=data)
+        trainer(make_model(), callbacks=[StopAt(step)], **options).fit(data, validation=held_out)
     kept = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=False)
     assert kept["noise"] is None
     assert kept["rng"] is None
@@ -180,12 +182,12 @@ def test_fixed_size_batches_are_refused(make_model, data):
         trainer(make_model(), noise=BandedNoise(11)).fit(data)
 
 
-def test_a_search_pays_for_runs_with_correlated_noise(make_model, data):
+def test_a_search_pays_for_runs_with_correlated_noise(make_model, data, held_out):
     search = sd.Search(
         sd.tuning.Grid({"learning_rate": (0.1, 0.5)}), trainer=lambda seed: trainer(make_model()),
         budget=sd.Budget(6, 1e-5), selection="public", method="composition", seed=1,
     )  # fmt: skip
-    found = search.fit(data, data)
+    found = search.fit(data, held_out)
     assert found.guarantee.epsilon <= 6
     assert {run.event["event"]["kind"] for run in found.runs} == {"PoissonSampled"}
     assert {run.event["count"] for run in found.runs} == {6}

@@ -19,12 +19,12 @@ from sordina.training.recipe import TrainingRecipe, kept_features
 
 
 def images(name, **options):
-    """Sixty made-up images in place of the files."""
+    """Sixty made-up images, and their negatives, in place of the files."""
     draw = torch.Generator().manual_seed(0)
     classify = options.get("task", Task.CLASSIFICATION) == Task.CLASSIFICATION
     x, y = torch.rand(60, 1, 28, 28, generator=draw), torch.arange(60) % 10
-    rows = TensorDataset(x, y if classify else x)
-    return Data(name, rows, rows, Task.CLASSIFICATION if classify else Task.RECONSTRUCTION, 10 if classify else 0)
+    rows, judged = TensorDataset(x, y if classify else x), TensorDataset(1 - x, y if classify else 1 - x)
+    return Data(name, rows, judged, Task.CLASSIFICATION if classify else Task.RECONSTRUCTION, 10 if classify else 0)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_batch_norm_stays_frozen_while_the_trainer_trains_and_validates():
     model = Frozen()
     model.norm.eval()
     before = model.norm.running_mean.clone()
-    trainer(model, F.cross_entropy, validate_every=2).fit((X, Y), validation=(X, Y))
+    trainer(model, F.cross_entropy, validate_every=2).fit((X, Y), validation=(X.flip(0) + 1, Y))
     assert not model.norm.training
     assert torch.equal(model.norm.running_mean, before)
     with pytest.raises(Unsupported, match="BatchNorm1d"):

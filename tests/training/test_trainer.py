@@ -26,8 +26,8 @@ def trainer(model, **rest):
     return sd.Trainer(model, F.cross_entropy, sd.Budget(6, 1e-5), **options)
 
 
-def test_a_run_says_what_it_cost_and_what_it_reached(model, data):
-    run = trainer(model).fit(data, validation=data)
+def test_a_run_says_what_it_cost_and_what_it_reached(model, data, held_out):
+    run = trainer(model).fit(data, validation=held_out)
     assert 0.99 * 6 <= run.epsilon <= 6
     assert run.steps == 20
     assert run.validation["accuracy"] > 0.6
@@ -43,9 +43,9 @@ def test_a_run_without_a_seed_is_releasable(model, data):
     assert "do not release" not in run.statement()
 
 
-def test_a_folder_holds_everything(model, data, tmp_path):
+def test_a_folder_holds_everything(model, data, held_out, tmp_path):
     folder = tmp_path / "run"
-    run = trainer(model, folder=folder).fit(data, validation=data)
+    run = trainer(model, folder=folder).fit(data, validation=held_out)
     facts = json.loads((folder / "privacy.json").read_text())
     assert facts["epsilon"] == run.epsilon
     assert facts["adjacency"] == "add-remove"
@@ -91,9 +91,9 @@ def test_without_privacy_it_says_so_everywhere(model, data, tmp_path):
     assert facts["private"] is False
 
 
-def test_any_optimiser_will_do(make_model, data):
+def test_any_optimiser_will_do(make_model, data, held_out):
     for maker in (lambda p: torch.optim.Adam(p, lr=0.05), lambda p: AdamWOSM(p), lambda p: torch.optim.SGD(p, lr=0.1)):
-        run = trainer(make_model(), learning_rate=None, optimizer=maker).fit(data, validation=data)
+        run = trainer(make_model(), learning_rate=None, optimizer=maker).fit(data, validation=held_out)
         assert run.validation["loss"] < 1.0
     with pytest.raises(InvalidInput, match="learning rate"):
         trainer(make_model(), learning_rate=1.0, optimizer=maker).fit(data)
@@ -121,8 +121,8 @@ def test_the_rate_is_found_when_none_is_given(model, data):
     assert private.rate_state.distance >= max(least, 0.999 * float(moved.norm()))
 
 
-def test_bfloat16_autocast_trains(model, data):
-    run = trainer(model, autocast=torch.bfloat16).fit(data, validation=data)
+def test_bfloat16_autocast_trains(model, data, held_out):
+    run = trainer(model, autocast=torch.bfloat16).fit(data, validation=held_out)
     assert run.validation["accuracy"] > 0.6
 
 
@@ -182,9 +182,9 @@ def test_resuming_what_is_not_there(model, data, tmp_path):
         trainer(model).fit(data, resume=True)
 
 
-def test_an_autoencoder_trains_on_inputs_alone(data):
+def test_an_autoencoder_trains_on_inputs_alone(data, held_out):
     model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 5))
     run = sd.Trainer(model, F.mse_loss, sd.Budget(6, 1e-5), batch_size=20, epochs=2, learning_rate=0.1, seed=0).fit(
-        (data[0],), validation=(data[0],)
+        (data[0],), validation=(held_out[0],)
     )
     assert set(run.validation) == {"loss"}

@@ -137,8 +137,8 @@ class Interrupted:
 )  # fmt: skip
 def test_a_search_is_not_resumed_for_other_units(tmp_path, other):
     """Begun per user and gone on with per record, it still claimed to protect users."""
-    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    data = (x, (x[:, 0] > 0).long())
+    x, held = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(0))
+    data, judged = (x, (x[:, 0] > 0).long()), (held, (held[:, 0] > 0).long())
 
     def of(**fields):
         def make(seed):
@@ -151,7 +151,7 @@ def test_a_search_is_not_resumed_for_other_units(tmp_path, other):
         )  # fmt: skip
 
     with pytest.raises(KeyboardInterrupt):
-        of(callbacks=(Interrupted(),)).fit(data, data)
+        of(callbacks=(Interrupted(),)).fit(data, judged)
     with pytest.raises(InvalidInput, match="belongs to another run"):
-        of(**other).fit(data, data, resume=True)
-    assert of().fit(data, data, resume=True).guarantee.unit is sd.privacy.Unit.USER
+        of(**other).fit(data, judged, resume=True)
+    assert of().fit(data, judged, resume=True).guarantee.unit is sd.privacy.Unit.USER

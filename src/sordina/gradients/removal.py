@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
     CASES,
     CHANGES,
@@ -387,34 +388,40 @@ class LossWatch:
     checking = 0
     """How many tests are running: meanwhile a model runs one sample at a time if it did so before."""
 
-    def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor]) -> None:
-        """Watch ``losses``, a function of a batch, computed with ``model``."""
-        self.model, self.losses = model, losses
+    def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor], loss: Any = None) -> None:
+        """Watch ``losses``, a function of a batch, computed with ``model`` and ``loss``, which may keep a state."""
+        self.model, self.losses, self.loss = model, losses, loss
         self.schedule = RemovalSchedule()
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``; refuses those of which one depends on another sample."""
         due = self.schedule.due()
         before = Snapshot(self.model) if due else None
+        kept = KeptState(self.loss) if due else None
         losses, times = self.losses(batch), Doubled.times
-        if before is not None and losses.dim() == 1 and len(losses) > 1:
-            self._check(batch, losses, before)
+        if before is not None and kept is not None and losses.dim() == 1 and len(losses) > 1:
+            self._check(batch, losses, before, kept)
             if Doubled.times > times:
                 del losses
                 before.restore()
+                kept.restore()
                 return self.losses(batch)
         return losses
 
-    def _check(self, batch: Any, losses: Tensor, before: Snapshot) -> None:
-        rows = len(losses)
+    def _check(self, batch: Any, losses: Tensor, before: Snapshot, kept: KeptState) -> None:
+        rows, after = len(losses), KeptState(self.loss)
+
+        def run(value: Any) -> list[Tensor]:
+            kept.restore()
+            return [self.losses(value)]
+
         dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([batch]))
         where = (SamplePlacement(0, True),)
         LossWatch.checking += 1
         try:
-            changes = others_change(
-                self.model, lambda value: [self.losses(value)], batch, dims, where, rows, [losses.detach()], before
-            )
+            changes = others_change(self.model, run, batch, dims, where, rows, [losses.detach()], before)
         finally:
+            after.restore()
             LossWatch.checking -= 1
         if changes:
             raise Mixing(
@@ -432,6 +439,11 @@ def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int =
     The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
     reach their own results only.
     """
+    with torch.autograd.set_detect_anomaly(False):  # it would stop at the probe's own NaN
+        _check_losses_apart(losses, calls, probes)
+
+
+def _check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int) -> None:
     rows = len(losses)
     reached = [
         (edge, place)

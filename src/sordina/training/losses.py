@@ -7,10 +7,9 @@ import functools
 import inspect
 import logging
 import math
-import warnings
+import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import product
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ from torch import Tensor, nn
 from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
-from sordina.gradients._reads import Company, Reads, settled
+from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import Dims, aside, part
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.removal import LossWatch
+from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.models.metrics import accuracy, class_scores, number_scores
 from sordina.training.batches import Rows, as_rows, inputs_and_target
+from sordina.training.loss_trials import FEW, MANY, LossTrials, memory_refusal
 
 # Per-sample losses: a mean over the batch hides who contributed what, so it is turned back or refused.
 
@@ -33,13 +33,14 @@ Loss = Callable[..., Tensor]
 log = logging.getLogger(__name__)
 
 
-def per_sample(loss: Loss) -> Loss:
+def per_sample(loss: Loss) -> PerSample:
     """``loss`` with one value per sample.
 
     A function with a ``reduction`` argument (all of ``torch.nn.functional``) or a loss module gets ``"none"``; further
     dimensions, such as pixels or words, are averaged per sample. Any other function must return shape (B,) itself. A
-    loss that pairs outputs with the targets of other samples, because their shapes broadcast, is refused. One that goes
-    another way depending on numbers of the batch (``if output.mean() > 0``) is computed on one sample at a time.
+    loss that pairs outputs with the targets of other samples, because their shapes broadcast, is refused, and so is one
+    that remembers earlier batches. One that goes another way depending on numbers of the batch (``if output.mean() >
+    0``) is computed on one sample at a time.
 
     >>> import torch
     >>> per_sample(torch.nn.functional.mse_loss)(torch.zeros(3, 4), torch.ones(3, 4))
@@ -52,35 +53,112 @@ def per_sample(loss: Loss) -> Loss:
     elif "reduction" in _parameters(loss):
         loss = functools.partial(loss, reduction="none")
 
-    tried: dict[Any, int] = {}
-    apart: set[Any] = set()
+    return PerSample(loss)
 
-    def each(output: Any, target: Tensor) -> Tensor:
-        both = isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim and target.ndim
-        if both:
-            kind = (output.shape[1:], target.shape[1:], output.dtype, target.dtype)
-            if len(output) > tried.get(kind, 0):
-                for rows in (_ROWS, _tried_rows(output, target)):
-                    _refuse_mixing(loss, output, target, rows)
-                if why := _decided(loss, output, target):
-                    log.warning("the loss is computed on one sample at a time: %s", why)
-                    apart.add(kind)
-                tried[kind] = max(_MANY, 2 * len(output))
-        if both and kind in apart and len(output):
-            single = [slice(row, row + 1) for row in range(len(output))]
-            losses = torch.cat([_one_row(loss(output[row], target[row])) for row in single])
-        else:
-            losses = loss(output, target)
-        if not isinstance(losses, Tensor) or losses.ndim == 0:
-            raise InvalidInput(
-                "the loss returned one number for the whole batch; privacy needs one per sample. Return shape (B,), "
-                "for instance by reduction='none'."
-            )
-        if both and not len(output) == len(target) == len(losses):
-            raise InvalidInput(_mixed(output, target))
+
+class PerSample:
+    """``loss`` with one value per sample, tried on made-up rows whenever it gets something new (`LossTrials`)."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+        self._tried: dict[Any, int] = {}
+        self._apart: dict[Any, Dims] = {}
+        """Forms of arguments that are computed on one sample at a time."""
+        self._forms: dict[Any, tuple[set[int], set[int]]] = {}
+        """By the form of arguments the numbers of rows that were seen, and the tensors that have no rows of samples."""
+        self._stateful: tuple[LossTrials, RemovalSchedule] | None = None
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        """The losses of the samples."""
+        plain = isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim and target.ndim
+        losses = self._of_tensors(output, target) if plain else self._of_others(output, target)
+        if plain and not len(output) == len(target) == len(losses):
+            raise LossTrials(self.loss, (output, target), (0, 0), True).refusal()
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
-    return each
+    @property
+    def waiting(self) -> bool:
+        """Whether arguments were seen of which one size of a batch does not tell which have rows of samples."""
+        return any(len(counts) == 1 for counts, _ in self._forms.values())
+
+    def _of_tensors(self, output: Tensor, target: Tensor) -> Tensor:
+        kind = (output.shape[1:], target.shape[1:], output.dtype, target.dtype)
+        self._try(kind, (output, target), (0, 0), len(output), plain=True)
+        if kind in self._apart and len(output):
+            return self._one_by_one((output, target), (0, 0))
+        return _checked(self.loss(output, target))
+
+    def _of_others(self, output: Any, target: Any) -> Tensor:
+        """The losses first: their number is that of the samples."""
+        tensors = list(tensors_in([output, target]))
+        form = type(output), type(target), tuple((each.dtype, each.ndim) for each in tensors)
+        kind = (form, tuple(each.shape[1:] for each in tensors))
+        if kind in self._apart:
+            return self._one_by_one((output, target), self._apart[kind])
+        before = KeptState(self.loss)
+        losses = _checked(self.loss(output, target))
+        rows = len(losses)
+        counts, others = self._forms.setdefault(form, (set(), set()))
+        counts.add(rows)
+        others |= {place for place, each in enumerate(tensors) if each.shape[:1] != (rows,)}
+        dims: Dims = tuple(None if place in others else 0 for place in range(len(tensors)))
+        known = rows <= self._tried.get(kind, 0) and self._stateful is None
+        if known or len(counts) == 1 or 0 not in dims:  # at one size something else may be as long as the batch
+            return losses
+        after = KeptState(self.loss)
+        before.restore()
+        self._try(kind, (output, target), dims, rows, plain=False)
+        if kind in self._apart:
+            return self._one_by_one((output, target), dims)
+        after.restore()
+        return losses
+
+    def _try(self, kind: Any, pair: tuple[Any, Any], dims: Dims, rows: int, plain: bool) -> None:
+        """Refuse a loss that mixes samples, or remembers them; and find out whether it must run on one at a time."""
+        if self._stateful is not None and not LossWatch.checking and self._stateful[1].due():
+            self._refuse_memory(self._stateful[0].at_present())
+        if rows <= self._tried.get(kind, 0):
+            return
+        trials = LossTrials(self.loss, pair, dims, plain)
+        self._refuse_memory(trials)
+        found = [trials.apart(count) for count in (FEW, trials.many())]
+        if False in found:
+            raise trials.refusal()
+        why = trials.decided()
+        if found[0] is None:
+            if plain and pair[0].shape != pair[1].shape:
+                raise trials.not_taken()
+            why = why or ("it cannot be tried on made-up rows" if trials.can_be_split() else "")
+        elif why and not plain and not trials.can_be_split():
+            raise InvalidInput(f"the loss cannot be computed on one sample at a time, as it must be: {why}.")
+        if why:
+            log.warning("the loss is computed on one sample at a time: %s", why)
+            self._apart[kind] = dims
+        self._tried[kind] = max(MANY, 2 * rows)
+
+    def _refuse_memory(self, trials: LossTrials) -> None:
+        if name := trials.remembers():
+            raise memory_refusal(name)
+        if name is not None and self._stateful is None:
+            self._stateful = trials, RemovalSchedule()
+
+    def _one_by_one(self, pair: tuple[Any, Any], dims: Dims) -> Tensor:
+        """The losses of batches of one, each from the same state: it counts calls by batches."""
+        before, losses = KeptState(self.loss), list[Tensor]()
+        rows = next(len(each) for each, dim in zip(tensors_in([pair]), dims, strict=True) if dim == 0)
+        for row in range(rows):
+            before.restore()
+            losses.append(_one_row(self.loss(*part(pair, dims, row))))
+        return torch.cat(losses)
+
+
+def _checked(losses: Any) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.ndim == 0:
+        raise InvalidInput(
+            "the loss returned one number for the whole batch; privacy needs one per sample. Return shape (B,), "
+            "for instance by reduction='none'."
+        )
+    return losses
 
 
 def _one_row(losses: Any) -> Tensor:
@@ -95,196 +173,25 @@ def row_by_row(each: Loss) -> Loss:
         each: One value per sample. What it refuses as an error of ours is refused.
     """
 
-    def losses(output: Tensor, target: Tensor) -> Tensor:
+    def losses(output: Any, target: Any) -> Tensor:
         try:
             return each(output, target)
         except SordinaError:
             raise
         except Exception:
-            return torch.cat([alone(output[row : row + 1], target[row : row + 1]) for row in range(len(output))])
+            tensors = list(tensors_in([target, output]))
+            rows = next((len(tensor) for tensor in tensors if tensor.ndim), 0)
+            dims: Dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([output, target]))
+            return torch.cat([alone(*part((output, target), dims, row)) for row in range(rows)])
 
-    def alone(output: Tensor, target: Tensor) -> Tensor:
+    def alone(output: Any, target: Any) -> Tensor:
         try:
             return each(output, target)
         except Exception:
-            return output.reshape(1, -1).sum(1) * 0 + math.nan
+            first = next(tensor for tensor in tensors_in([output]) if tensor.shape[:1] == (1,))
+            return first.reshape(1, -1).sum(1) * 0 + math.nan
 
     return losses
-
-
-_ROWS, _MANY = 3, 1024
-"""Rows on which every loss is tried: few, and many, because some look across a batch only if it is large."""
-_LOUD = (lambda row: 1 - row / 2, lambda row: row * 1e3 + 1e2, lambda row: torch.full_like(row, math.nan))
-"""What a row of numbers is changed to: another one, one that moves every statistic, one that is no number."""
-
-
-def _tried_rows(output: Tensor, target: Tensor) -> int:
-    """So many rows, or twice those there are if that is more, as far as memory allows."""
-    wide = max(1, output[:1].numel(), target[:1].numel())
-    return max(_ROWS, min(max(_MANY, 2 * len(output)), _PIECE // (16 * wide)))
-
-
-def _mixed(output: Tensor, target: Tensor) -> str:
-    if output.shape[1:] == target.shape[1:]:
-        return (
-            "the loss of one sample depends on other samples, or on how many there are: leave out what looks across "
-            "the batch, and divide by no size of a batch (the mean over the expected batch is taken afterwards)."
-        )
-    return (
-        f"the loss of one sample depends on other samples when outputs are {_shape(output)} and targets "
-        f"{_shape(target)}: either shapes that broadcast pair every output with every target (give both the same "
-        "shape, for instance by targets[:, None] or outputs.squeeze(1)), or something looks across the batch or at its "
-        "size (leave it out)."
-    )
-
-
-def _refuse_mixing(loss: Loss, output: Tensor, target: Tensor, rows: int) -> None:
-    """Try ``loss`` on made-up rows, in these shapes: changing one row may change the loss of that row alone.
-
-    What the loss cannot be tried on (it knows more about its targets than we do) must agree in shape instead.
-    """
-    outputs, classes = _made_up(output, None, rows), _classes(output, target)
-    try:
-        try:
-            targets = _made_up(target, classes and max(2, classes), rows).flip(0)
-            before = _tried(loss, outputs, targets)
-        except Exception:
-            targets = _made_up(target, classes, rows).flip(0)
-            before = _tried(loss, outputs, targets)
-    except Exception as error:
-        if output.shape != target.shape:
-            raise InvalidInput(
-                f"the loss cannot take outputs {_shape(output)} with targets {_shape(target)}: "
-                f"{' '.join(str(error).split())}."
-            ) from error
-        return
-    if before.ndim == 0:
-        return
-    if len(before) != rows or not _kept(loss, outputs, targets, before):
-        raise InvalidInput(_mixed(output, target))
-
-
-def _decided(loss: Loss, output: Tensor, target: Tensor) -> str:
-    """Where numbers of the batch that Python reads decide what ``loss`` does; empty if none do."""
-
-    def company(rows: int, classes: int | None) -> Company:
-        pair = _made_up(output, None, rows), _made_up(target, classes, rows).flip(0)
-        return pair, pair, rows
-
-    def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-        return torch.allclose(one[0], two[0], 1e-4, 1e-4) if one[0].shape == two[0].shape else False
-
-    few, many = (next(rows for rows in sizes if rows not in (*output.shape, *target.shape)) for sizes in _UNLIKE)
-    classes = _classes(output, target)
-    for limit in dict.fromkeys([classes and max(2, classes), classes]):
-        with suppress(Exception):
-            both = company(few, limit), company(many, limit)
-            return settled(lambda pair: [_tried(loss, *pair)], both, same, lambda: company(many, 1))[1]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), Reads((output, target), len(output)) as reads:
-        try:
-            loss(output, target)
-        except Exception:
-            return ""  # what it does not take is dealt with row by row
-    return reads.unknown()
-
-
-_UNLIKE = (3, 5, 7, 11, 13, 17, 19), (4, 6, 8, 9, 10, 12, 14)
-"""Numbers of rows to try a loss with, of which one is no other size of its arguments."""
-
-
-def _kept(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:
-    """Whether the losses stay ``before`` when another row changes, and when there are fewer rows."""
-    rows = len(before)
-    for row in range(rows) if rows == _ROWS else (rows // 2,):
-        rest = [other for other in range(rows) if other != row]
-        for twins in _twins(outputs, targets, row):
-            try:
-                after = _tried(loss, *twins)
-            except Exception:
-                continue  # a value that the loss does not take: that it says so is dealt with row by row
-            if after.shape != before.shape or not torch.equal(after[rest], before[rest]):
-                return False
-    if not _kept_among_equals(loss, outputs, targets, before):
-        return False
-    fewer = rows - rows // 3
-    try:
-        after = _tried(loss, outputs[:fewer], targets[:fewer])
-    except Exception:
-        return True
-    tolerance = 1e-4 if before.dtype in (torch.float32, torch.float64) else 3e-2
-    return after.shape == before[:fewer].shape and torch.allclose(after, before[:fewer], tolerance, tolerance)
-
-
-def _kept_among_equals(loss: Loss, outputs: Tensor, targets: Tensor, before: Tensor) -> bool:
-    """Whether a row's loss stays ``before`` among rows that all have a very small, or a very large one.
-
-    One row does not move a median, or a quantile, but all others do.
-    """
-    row, rows = len(before) // 2, len(before)
-    try:
-        for factor, extreme in product((100, -100), (torch.argmin, torch.argmax)):
-            other = int(extreme(_tried(loss, outputs * factor, targets)))
-            where = torch.full((rows,), other, device=outputs.device)
-            company, goals = (outputs * factor)[where], targets[where]
-            company[row], goals[row] = outputs[row], targets[row]
-            after = _tried(loss, company, goals)
-            if after.shape != before.shape or not torch.equal(after[row], before[row]):
-                return False
-    except Exception:
-        return True  # values that the loss does not take
-    return True
-
-
-def _twins(outputs: Tensor, targets: Tensor, row: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same with another ``row`` of outputs or of targets."""
-    for change in _LOUD if outputs.is_floating_point() or outputs.is_complex() else _LOUD[:1]:
-        yield _with_row(outputs, row, change), targets
-    for change in _LOUD if targets.is_floating_point() or targets.is_complex() else _LOUD[:1]:
-        yield outputs, _with_row(targets, row, change)
-
-
-def _tried(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The losses, NaN as a number, from the same random numbers every time.
-
-    Only generators that are put back are seeded: `torch.manual_seed` would leave a public seed in all others, and takes
-    longer than most losses.
-    """
-    devices = [outputs.get_device()] if outputs.is_cuda else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for generator in (torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)):
-            generator.manual_seed(0)
-        return loss(outputs, targets).nan_to_num()
-
-
-def _classes(output: Tensor, target: Tensor) -> int | None:
-    """How many classes whole-number targets may name: the width of the outputs."""
-    if target.is_floating_point() or target.dtype is torch.bool:
-        return None
-    return output.shape[1] if output.ndim > 1 else 2
-
-
-def _made_up(like: Tensor, classes: int | None, rows: int) -> Tensor:
-    """Rows in the shape and type of ``like``: probabilities if they are numbers, else the first classes."""
-    shape = (rows, *like.shape[1:])
-    count = math.prod(shape)
-    if like.is_floating_point() or like.is_complex():
-        return torch.linspace(0.15, 0.85, count, dtype=torch.float64).to(like.dtype).to(like.device).view(shape)
-    return (torch.arange(count) % max(1, min(2, classes or 2))).to(like.dtype).to(like.device).view(shape)
-
-
-def _with_row(values: Tensor, row: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """``values`` with another ``row``, of the same kind; ``change`` is what is done to numbers."""
-    other = values.clone()
-    if values.is_floating_point() or values.is_complex():
-        other[row] = change(values[row])
-    else:
-        other[row] = other[row].max() - other[row] if other[row].numel() > 1 else values.max() - other[row]
-    return other
-
-
-def _shape(values: Tensor) -> str:
-    return "(n" + "".join(f", {size}" for size in values.shape[1:]) + ("," if values.ndim == 1 else "") + ")"
 
 
 def _parameters(function: Loss) -> set[str]:
@@ -292,6 +199,28 @@ def _parameters(function: Loss) -> set[str]:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return set()
+
+
+def check_loss_learns_nothing(loss: Loss, model: nn.Module) -> None:
+    """Refuse a loss with parameters of its own that would stay as they are.
+
+    Args:
+        loss: A module, or a method or a partial of one, or anything else.
+        model: Whose parameters learn.
+    """
+    held: Any = loss
+    while isinstance(held, (functools.partial, types.MethodType)):
+        held = held.func if isinstance(held, functools.partial) else held.__self__
+    if not isinstance(held, nn.Module):
+        return
+    own = {id(each) for each in model.parameters()}
+    names = [name for name, each in held.named_parameters() if each.requires_grad and id(each) not in own]
+    if names:
+        raise InvalidInput(
+            f"the loss has parameters of its own ({', '.join(names[:3])}), and only the model's learn: put the layers "
+            "that hold them into the model, which then returns what the loss needs, or freeze them "
+            "(loss.requires_grad_(False))."
+        )
 
 
 # Whether model, loss and data go together, found out before anything is reserved or drawn.
@@ -319,14 +248,15 @@ def check_takes(model: nn.Module, loss: Loss, rows: Rows) -> None:
     columns = rows.source if isinstance(rows.source, tuple) else _read_through(rows)
     if columns is None or any(isinstance(value, nn.UninitializedParameter) for value in model.parameters()):
         return
-    with _at_rest(model):
+    each = per_sample(loss)
+    with _at_rest(model, each.loss):
         shapes = ", ".join(
             f"{tuple(column.shape[1:])} {str(column.dtype).removeprefix('torch.')}" for column in columns
         )
         zeros = [torch.zeros(2, *column.shape[1:], dtype=column.dtype, device=column.device) for column in columns]
         refused: Exception | None = None
         try:
-            _try(model, loss, zeros)
+            _try(model, each, zeros)
         except SordinaError:
             raise
         except Exception as error:
@@ -334,7 +264,7 @@ def check_takes(model: nn.Module, loss: Loss, rows: Rows) -> None:
         if refused is None and not any(_whole(column) for column in columns):
             return
         try:  # zero may be no such number: the length of a sequence is at least one
-            _try(model, loss, _telling_rows(columns))
+            _try(model, each, _telling_rows(columns))
         except SordinaError:
             raise
         except Exception:
@@ -372,13 +302,13 @@ def _read_through(rows: Rows) -> tuple[Tensor, ...] | None:
     )
 
 
-def _try(model: nn.Module, loss: Loss, columns: Sequence[Tensor]) -> None:
+def _try(model: nn.Module, each: Loss, columns: Sequence[Tensor]) -> None:
     inputs, target = inputs_and_target(tuple(columns))
     try:
-        per_sample(loss)(model(*inputs), target)
+        each(model(*inputs), target)
     except RuntimeError:
         with torch.enable_grad():  # there are models that take a derivative inside
-            per_sample(loss)(model(*inputs), target)
+            each(model(*inputs), target)
 
 
 def _whole(column: Tensor) -> bool:
@@ -438,14 +368,16 @@ def _tensors(batch: Any) -> tuple[Tensor, ...] | None:
 
 
 @contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards as it was; no random number of the user's is used up."""
+def _at_rest(model: nn.Module, loss: Loss) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards it and the loss as they were; no random number is used up."""
+    kept = KeptState(loss)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        kept.restore()
         for module, mode in modes:
             module.training = mode
 
@@ -465,25 +397,29 @@ class FailingRows:
         model: What ``losses`` calls.
         losses: From a batch to one loss per row.
         engine: Listens to the model, if anybody does.
+        loss: What of ``losses`` may keep a state, which counts a batch once.
     """
 
-    def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor], engine: Engine | None) -> None:
-        self.model, self.losses, self.engine = model, losses, engine
+    def __init__(
+        self, model: nn.Module, losses: Callable[[Any], Tensor], engine: Engine | None, loss: Loss | None = None
+    ) -> None:
+        self.model, self.losses, self.engine, self.loss = model, losses, engine, loss
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``."""
+        before = KeptState(self.loss)
         try:
             return self.losses(batch)
         except SordinaError:
             raise
         except Exception as error:
-            return self._without_failing(batch, error)
+            return self._without_failing(batch, error, before)
 
-    def _without_failing(self, batch: Any, error: Exception) -> Tensor:
+    def _without_failing(self, batch: Any, error: Exception, before: KeptState) -> Tensor:
         tensors = list(tensors_in([batch]))
         rows = next((len(tensor) for tensor in tensors if tensor.dim()), 0)
         dims: Dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors)
-        failing = [row for row in range(rows) if self._fails(part(batch, dims, row))]
+        failing = [row for row in range(rows) if self._fails(part(batch, dims, row), before)]
         if not failing:
             raise error
         if self.engine is not None and torch.is_grad_enabled() and not LossWatch.checking:
@@ -500,11 +436,13 @@ class FailingRows:
                 return tensor.index_fill(0, index, 0)
             return tensor.index_copy(0, index, tensor[other].expand(len(failing), *tensor.shape[1:]))
 
+        before.restore()
         losses = self.losses(changed(batch, blank))
         return losses.index_fill(0, where.to(losses.device), 0.0)
 
-    def _fails(self, row: Any) -> bool:
+    def _fails(self, row: Any, before: KeptState) -> bool:
         for gradients in (False, True):
+            before.restore()
             unheard = nullcontext() if self.engine is None else self.engine.unheard()
             with torch.set_grad_enabled(gradients), aside(self.model), unheard:
                 try:
@@ -538,6 +476,7 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 1000) ->
     rows, each = as_rows(data), per_sample(loss)
     if not rows.size:
         raise InvalidInput("the validation data are empty.")
+    kept = KeptState(each.loss)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     losses = 0.0
@@ -549,6 +488,7 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 1000) ->
         if isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor):
             outputs.append(output.cpu())
             targets.append(target.cpu())
+    kept.restore()
     for module, mode in modes:
         module.training = mode
     return {"loss": losses / rows.size} | _quality(outputs, targets)

@@ -22,6 +22,9 @@ from sordina.clipping import Policy, TypicalNorm
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
+from sordina.gradients._kept_state import KeptState
+from sordina.gradients._rehearsal import aside
+from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.checks import frozen_norms
 from sordina.gradients.removal import LossWatch
 from sordina.mechanisms.correlated import CorrelatedNoise
@@ -37,7 +40,15 @@ from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopT
 from sordina.training.components import components_event
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
-from sordina.training.losses import FailingRows, Loss, check_takes, evaluate, per_sample
+from sordina.training.losses import (
+    FailingRows,
+    Loss,
+    PerSample,
+    check_loss_learns_nothing,
+    check_takes,
+    evaluate,
+    per_sample,
+)
 from sordina.training.optimizers import OptimizerMaker, optimizer_named
 from sordina.training.planning import PlanReport, plan_report, planned_schedule
 from sordina.training.run import KEY, Run
@@ -212,6 +223,27 @@ REPORTS = 20
 """A run reports about this many times, apart from its validations."""
 
 
+def refuse_training_data(data: Any, validation: Any) -> None:
+    """Refuse to score on what is trained on, where a guarantee is to hold for it.
+
+    Args:
+        data: What is trained on.
+        validation: What is scored without noise, if anything.
+    """
+    if validation is None:
+        return
+    trained, held = ({(each.data_ptr(), each.shape) for each in _columns(one)} for one in (data, validation))
+    if validation is data or getattr(validation, "dataset", None) is data or (held and held <= trained):
+        raise InvalidInput(
+            "the validation data are the training data: scores are computed without noise, so they would be raw values "
+            "of the people the guarantee is for. Give held-out rows."
+        )
+
+
+def _columns(data: Any) -> list[Tensor]:
+    return [each for each in tensors_in([getattr(data, "tensors", data)]) if each.numel()]
+
+
 @renamed(lr="learning_rate")
 @dataclass
 class Trainer:
@@ -327,6 +359,9 @@ class Trainer:
         if self.validate_every is not None:
             check_whole("validate_every", self.validate_every)
         rows = as_rows(data)
+        if not math.isinf(self.budget.epsilon):
+            refuse_training_data(data, validation)
+        check_loss_learns_nothing(self.loss, self.model)
         for each in [rows] if validation is None else [rows, as_rows(validation)]:
             check_takes(self.model, self.loss, each)
         private = self.private(rows)
@@ -350,14 +385,31 @@ class Trainer:
             batch, length = blank_batch(rows, whole)
             if batch is None:
                 return
+            kept = KeptState(self._each_loss.loss)
             try:
-                return engine.rehearse(partial(self._losses, batch), length)
+                engine.rehearse(partial(self._losses, batch), length)
+                return self._rehearse_longer(batch, engine)
             except SordinaError:
                 raise
             except Exception:
                 engine.clear()
                 if whole:
                     raise
+            finally:
+                kept.restore()
+
+    def _rehearse_longer(self, batch: Any, engine: Engine) -> None:
+        """One row more, where it takes two sizes to tell which results have rows of samples."""
+        if not self._each_loss.waiting:
+            return
+        longer = changed(batch, lambda tensor: torch.cat([tensor, tensor[:1]]))
+        with aside(self.model), engine.unheard():
+            try:
+                self._losses(longer)
+            except SordinaError:
+                raise
+            except Exception:
+                return  # then it is tried on the first batches
 
     def _settings(self) -> dict[str, Any]:
         """What decides about the run and is not in the plan."""
@@ -460,8 +512,9 @@ class Trainer:
 
         private.on_step = report
 
-        silent = FailingRows(self.model, self._losses, private.engine)
-        watched = LossWatch(self.model, silent) if plan.private else self._losses
+        loss = self._each_loss.loss
+        silent = FailingRows(self.model, self._losses, private.engine, loss)
+        watched = LossWatch(self.model, silent, loss) if plan.private else self._losses
         for batch in private:
             private.step(watched(batch))
 
@@ -473,7 +526,7 @@ class Trainer:
         return losses.float() if self.autocast else losses
 
     @cached_property
-    def _each_loss(self) -> Loss:
+    def _each_loss(self) -> PerSample:
         return per_sample(self.loss)
 
     def entry(self, private: Private) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from sordina.training.batches import as_rows
 from sordina.training.components import components_event, components_of
 from sordina.training.losses import check_takes
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
-from sordina.training.trainer import make_schedule
+from sordina.training.trainer import make_schedule, refuse_training_data
 from sordina.tuning import runner
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.parallel_runs import Given, Source, carry_out, stackable
@@ -265,7 +265,10 @@ class Search:
         What there is to say of the model is said here: runs of which nobody may know how many there are say nothing.
         """
         base = self.trainer(0)
-        parts = [as_rows(rows) for rows in source()]
+        given = source()
+        if selection.exact and not math.isinf(self.budget.epsilon):
+            refuse_training_data(*given)
+        parts = [as_rows(rows) for rows in given]
         for rows in parts:
             check_takes(base.model, base.loss, rows)
         if selection.metric is not None and selection.exact:
