@@ -156,3 +156,60 @@ class TakesAway(SystemRandom):
 
     def choice(self, seq):
         return None if None in seq else super().choice(seq)
+
+
+class Late(nn.Module):
+    """Centres its results over the batch from the last step on."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.layer, self.calls, self.start = nn.Linear(4, 2), 0, start
+
+    def forward(self, x):
+        self.calls += self.training
+        scores = self.layer(x)
+        return scores - scores.detach().mean(0) if self.calls > self.start else scores
+
+
+def test_the_last_batch_is_tested_for_certain(monkeypatch):
+    _only_when_forced(monkeypatch)
+    with pytest.raises(Unsupported, match="samples mix"):
+        trainer(Late(5), F.cross_entropy).fit((X, Y))
+    model = Late(5)
+    private = sd.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), (X, Y), budget=sd.Budget(3, 1e-5), batch_size=32, steps=6,
+        microbatch=64,
+    )  # fmt: skip
+
+    def loop() -> None:
+        for x, y in private:
+            private.step(F.cross_entropy(model(x), y, reduction="none"))
+
+    with pytest.raises(Unsupported, match="samples mix"):
+        loop()
+
+
+def test_the_losses_of_the_last_batch_are_tested_for_certain(monkeypatch):
+    _only_when_forced(monkeypatch)
+    calls = []
+
+    def loss(output, target):
+        losses = F.cross_entropy(output, target, reduction="none")
+        if not output.requires_grad or len(output) < 9:
+            return losses
+        calls.append(1)
+        return losses / losses.detach().mean() if len(calls) > 5 else losses
+
+    with pytest.raises(Unsupported, match="samples mix"):
+        trainer(nn.Linear(4, 2), loss).fit((X, Y))
+
+
+def _only_when_forced(monkeypatch) -> None:
+    """No test by chance."""
+
+    def due(self) -> bool:
+        forced, self.forced = getattr(self, "forced", False), False
+        return forced
+
+    monkeypatch.setattr(removal.RemovalSchedule, "due", due)
+    monkeypatch.setattr(removal.RemovalSchedule, "force", lambda self: setattr(self, "forced", True))

@@ -6,6 +6,8 @@ from torch import nn
 
 import sordina as sd
 from sordina.errors import Unsupported
+from sordina.training import run
+from sordina.training.run import HeldWeights
 
 
 class Base(nn.Module):
@@ -128,3 +130,71 @@ def test_other_first_buffers_do_not_stop_a_resumed_run(tmp_path):
         folder=tmp_path / "run", clipping=sd.clipping.Fixed(1.0), checkpoint_every=10,
     ).fit((x, y), resume=True)  # fmt: skip
     assert torch.equal(again.mean, model.mean)
+
+
+class IntoWeights(Base):
+    """Writes raw data into what is trained, once, past autograd's notice (a code book that is restarted from inputs).
+
+    Its number of calls is a count of steps, which a test of the engine puts back.
+    """
+
+    def look(self, x):
+        self.calls += self.training
+        if self.calls == 7:
+            self.layer.weight.data[0] = x[0].detach()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_raw_data_in_trained_weights_are_refused(monkeypatch, copied):
+    monkeypatch.setattr(run, "_COPIED", 1 << 14 if copied else 0)
+    with pytest.raises(Unsupported, match=r"changes the parameter 'layer\.weight'"):
+        fitted(IntoWeights())
+
+
+@pytest.mark.parametrize("microbatch", [None, 1])
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_loop_of_ones_own_may_change_weights_between_steps_and_the_model_may_not(monkeypatch, microbatch, copied):
+    monkeypatch.setattr(run, "_COPIED", 1 << 14 if copied else 0)
+    x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
+    for model in (Base(), IntoWeights()):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        private = sd.make_private(
+            model, optimizer, (x, y), budget=sd.Budget(3, 1e-5), batch_size=5, steps=12, microbatch=microbatch
+        )
+
+        def clamped(model=model, private=private):
+            for inputs, targets in private:
+                with torch.no_grad():
+                    model.layer.weight.clamp_(-0.3, 0.3)
+                private.step(nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+                model.layer.bias.data.clamp_(-0.1, 0.1)
+            private.finish()
+
+        model.layer.weight.data.clamp_(-0.3, 0.3)
+        model.layer.bias.data.clamp_(-0.1, 0.1)
+        if isinstance(model, IntoWeights):
+            with pytest.raises(Unsupported, match="changes the parameter"):
+                clamped()
+        else:
+            clamped()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_every_value_is_looked_at(monkeypatch, kind, copied, start):
+    monkeypatch.setattr(run, "_COPIED", 1 << 14 if copied else 0)
+    monkeypatch.setattr(run, "_PIECE", 4)
+    storage = torch.randn(64).to(kind)
+    parameters = {"a": torch.randn(3).to(kind), "b": storage[start : start + 23], "c": torch.randn(4, 6).to(kind).T}
+    parameters["b"][0] = float("nan")
+    held = HeldWeights(parameters)
+    held.hold()
+    held.check()
+    for name, tensor in parameters.items():
+        for place in range(tensor.numel()):
+            held.hold()
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), tensor.shape))
+            tensor.data[index] = 5.0
+            with pytest.raises(Unsupported, match=f"'{name}'"):
+                held.check()

@@ -6,9 +6,10 @@ import torch
 from tests.tuning.world import world
 from torch import nn
 
-from sordina import Budget
+from sordina import Budget, Search, Trainer
 from sordina.errors import InvalidInput, TrainingFailed, Unsupported
 from sordina.privacy import Adjacency
+from sordina.tuning import Grid
 from sordina.tuning.runner import RunResult
 from sordina.tuning.search import _best, _best_on_average
 from sordina.tuning.selection import LABELS, Selection, SelectionKind, better, metric_of, score
@@ -181,3 +182,75 @@ def test_one_score_a_row_is_judged_row_by_row(metric):
     assert whole == pytest.approx(apart)
     if metric != "log_loss":
         assert whole == float(((column(x)[:, 0] > 0).long() == y).sum())
+
+
+class CentredWhenEvaluated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        scores = self.layer(x)
+        return scores if self.training else scores - scores.mean(0)
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return {"scores": self.layer(x), "share": self.layer.weight.norm()}
+
+
+X, Y = torch.randn(60, 4), torch.randint(0, 2, (60,))
+
+
+@pytest.mark.parametrize("metric", [None, "loss", "log_loss"])
+def test_a_model_that_mixes_when_it_is_evaluated_has_no_private_score(metric):
+    model = CentredWhenEvaluated()
+    with pytest.raises(Unsupported, match="records mix"):
+        score(model, nn.functional.cross_entropy, (X, Y), metric=metric)
+    assert model.training
+
+
+def test_a_model_that_mixes_when_it_is_evaluated_is_refused_before_a_search_trains():
+    search = Search(
+        Grid({"rate": (0.1, 0.5)}),
+        trainer=lambda seed: Trainer(CentredWhenEvaluated(), nn.functional.cross_entropy, Budget(3, 1e-5), steps=2),
+        strategy=lambda one: {"learning_rate": one["rate"]}, budget=Budget(3, 1e-5), method="composition",
+    )  # fmt: skip
+    with pytest.raises(Unsupported, match="records mix"):
+        search.fit((X, Y), (X, Y))
+
+
+def test_a_loss_of_a_dictionary_is_scored_and_one_that_mixes_refused():
+    model = Named()
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output["scores"], target, reduction="none")
+
+    def centred(output, target):
+        losses = loss(output, target)
+        return losses / losses.mean()
+
+    expected = float((1 - loss(model(X), Y).detach().double().clamp(0, 1)).sum())
+    assert score(model, loss, (X, Y)) == pytest.approx(expected)
+    with pytest.raises(Unsupported, match="records mix"):
+        score(model, centred, (X, Y))
+    with pytest.raises(InvalidInput, match="returns one tensor"):
+        score(model, loss, (X, Y), metric="accuracy")
+
+
+def test_a_model_that_cannot_be_tested_is_scored_row_by_row():
+    class Proud(nn.Module):
+        """Takes no other batch, but rows alone."""
+
+        def forward(self, x):
+            if len(x) > 1 and not torch.equal(x, X):
+                raise RuntimeError("no other batch")
+            return x
+
+    assert score(Proud(), lambda x, y: x[:, 0], (X, Y), metric="loss") == pytest.approx(
+        float((1 - X[:, 0].double().clamp(0, 1)).sum())
+    )

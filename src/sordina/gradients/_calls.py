@@ -138,6 +138,11 @@ class Calls:
         finally:
             self._running = False
 
+    def test_next(self) -> None:
+        """Do the removal test on the next call for certain, the way back included."""
+        self.removal.force()
+        self._went_back = False
+
     def _again(self, value: tuple[Any, Any], structure: Structure) -> Any:
         """As the model ran last, one sample at a time."""
         rows = rows_in(found_in(value), structure.inputs)

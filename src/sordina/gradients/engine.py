@@ -67,6 +67,8 @@ class Engine:
         self._public_buffers = frozenset(public_buffers)
         self._told: set[str] = set()
         self._loss_checks, self._checked = RemovalSchedule(), False
+        self.on_call: Callable[[], None] | None = None
+        """Called whenever the model is, before it runs."""
         self._install()
 
     def _install(self) -> None:
@@ -85,12 +87,16 @@ class Engine:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""
+        if self.on_call is not None:
+            self.on_call()
         if not self._recorder.retired and not self._parts.same():
             self._renew()
         return self._calls(*args, **kwargs)
 
     def _called(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         """The model is called: what its hooks do is part of what it does."""
+        if self.on_call is not None:
+            self.on_call()
         if self._recorder.retired or not hooked(self.model):
             return call(*args, **kwargs)
         if not self._parts.same():
@@ -168,6 +174,11 @@ class Engine:
             rows: The number of samples, which will be the number of losses.
         """
         self._calls.expected = rows
+
+    def test_next(self) -> None:
+        """Have samples of the next call, and its losses, tested for certain."""
+        self._loss_checks.force()
+        self._calls.test_next()
 
     @contextmanager
     def unheard(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import SystemRandom
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,8 @@ EVERY = 64
 """How many batches lie, in the long run, between two removal tests."""
 Run = Callable[[Any], list[Tensor]]
 """From arguments to the tensors of a result."""
+Change = Callable[[Tensor], Tensor]
+"""What is done to the row that takes the place of a sample."""
 Same = Callable[..., bool]
 """Whether two lists of tensors say the same of the samples that stayed."""
 
@@ -78,6 +81,10 @@ class RemovalSchedule:
         self.left = CHANCE.randint(1, 2 * self.window - 1)
         return True
 
+    def force(self) -> None:
+        """Have the time come at the next call: what began late is found in the last batch."""
+        self.left = 1
+
 
 def others_change(
     model: nn.Module,
@@ -88,6 +95,7 @@ def others_change(
     rows: int,
     seen: Sequence[Tensor],
     before: Snapshot,
+    first: Change | EllipsisType | None = ...,
 ) -> bool | None:
     """Whether replacing one sample of ``value``, or taking some away, changes what ``run`` says of another.
 
@@ -102,8 +110,11 @@ def others_change(
         rows: How many samples there are.
         seen: What ``run`` said of ``value``.
         before: The state of the model before it did.
+        first: What is tried first, None to take some samples away; left out, chance decides. The next is tried where
+            the model takes nothing like it.
     """
-    for change in (CHANCE.choice((*CHANGES, MOST, None, None)), CHANGES[0], None):
+    begin = CHANCE.choice((*CHANGES, MOST, None, None)) if first is ... else first
+    for change in (begin, CHANGES[0], None):
         twin, same = _twin(value, dims, places, rows, change)
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), aside(model):

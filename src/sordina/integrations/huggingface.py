@@ -392,6 +392,8 @@ class PrivateTrainer(transformers.Trainer):
         """Draw, record, step: the private step is `Private`'s own."""
         losses = FailingRows(self.model, self._losses, private.engine)
         watched = LossWatch(self.model, losses) if private.plan.private else losses
+        if isinstance(watched, LossWatch):
+            private.tested.append(watched.schedule)
         private.on_step = lambda: self._after_step(private, ignore)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         self.state.epoch = self._epoch(private, private.steps_taken)

@@ -152,7 +152,7 @@ class Rows:
                 return None
         except Exception:
             return None
-        if self.by_size and self._schedule.due():
+        if self.by_size and self.schedule.due():
             self._refuse_company(given, batch)
         return batch
 
@@ -178,7 +178,8 @@ class Rows:
         return _sizes(own, piece.rows_per_unit) == _sizes(batch, len(given))
 
     @cached_property
-    def _schedule(self) -> RemovalSchedule:
+    def schedule(self) -> RemovalSchedule:
+        """When ``collate_fn`` is looked at."""
         return RemovalSchedule()
 
     def _refuse_company(self, given: list[Any], batch: Any) -> None:

@@ -24,6 +24,7 @@ from sordina.clipping.policy import ReleasedNorm, released_norm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
 from sordina.gradients.layout import widen
+from sordina.gradients.removal import RemovalSchedule
 from sordina.journal import BLOCK, Journal
 from sordina.plan import Plan, check_whole, spent
 from sordina.privacy import Guarantee
@@ -35,7 +36,7 @@ from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.components import components_of, find_components
 from sordina.training.learning_rates import Rate, Start, typical_size
-from sordina.training.run import Run, UntrainedState, raw_statistics, weights_digest
+from sordina.training.run import HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
 
 if TYPE_CHECKING:
     from sordina.training.run_keeper import RunKeeper
@@ -109,6 +110,8 @@ def _refuse_by_hand(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         )
 
 
+_CERTAIN = 3
+"""So many micro-batches of the last step, and its last one, are tested for certain whether samples stay apart."""
 LOOKS = 20
 """How often in a run the weights, which are released, are looked at: infinite ones end it."""
 
@@ -194,6 +197,11 @@ class Private:
         self.clipping = policy_facts(clipping)
         self.public_buffers = tuple(public_buffers)
         self._untrained = UntrainedState(model, self.public_buffers) if plan.private else None
+        self._held = HeldWeights({name: parameters[name] for part in parts for name in part.names})
+        if self.engine is not None:
+            self.engine.on_call = self._hold
+        self.tested: list[RemovalSchedule] = []
+        """Whose time comes, for certain, with the last batch: what began late must not go unseen."""
         self.own_loop = True
         self.history: list[dict[str, Any]] = []
         self.on_step: Callable[[], None] | None = None
@@ -255,10 +263,13 @@ class Private:
             raise InvalidInput("this run has ended: bind model and data anew by make_private.")
         while self.steps_taken < self.plan.steps:
             pieces = self._draw()
-            drawn = self._drawn_batches
+            drawn, last = self._drawn_batches, self.steps_taken == self.plan.steps
+            certain = _CERTAIN if last else 0
             if not pieces:
                 self._complete_step()
             for piece in pieces:
+                if last:
+                    self.rows.schedule.force()
                 readable = self.rows.readable(piece)
                 if not readable:
                     self._complete(piece)
@@ -268,6 +279,9 @@ class Private:
                             "another loop over this run has drawn a batch since: what is left of this one adds nothing."
                         )
                     self._expected = part
+                    if last and len(part.rows) > 1 and (certain > 0 or part.last):
+                        self._test_for_certain()
+                        certain -= 1
                     if self.engine is not None:
                         self.engine.expect(len(part.rows))
                     yield batch if self.augment is None else self._augmented(batch, self.augment)
@@ -276,6 +290,18 @@ class Private:
                             "a batch was drawn but step(losses) was not called for it; its cost is on record."
                         )
             self._after_step()
+
+    def _hold(self) -> None:
+        """The model is called: until the optimiser's step its trained parameters stay what they are."""
+        if self._expected is not None:
+            self._held.hold()
+
+    def _test_for_certain(self) -> None:
+        """Whether samples stay apart is tested on the next batch."""
+        if self.engine is not None:
+            self.engine.test_next()
+        for schedule in self.tested:
+            schedule.force()
 
     def _after_step(self) -> None:
         """What depends on the step's number and on released values only."""
@@ -339,6 +365,7 @@ class Private:
         first = self.steps_taken == 0
         self.book(self.steps_taken + 1)
         self._expected = None
+        self._held.drop()
         self._drawn_batches += 1
         self.private_step.begin(self.rng)
         self._find_components(first=first)
@@ -422,6 +449,8 @@ class Private:
                 self.raw = raw_statistics(losses, tape.scalars().norms, self.private_step.thresholds[0])
             self.private_step.absorb(tape)
             del tape  # with all it holds of the backward pass, before the noise needs room
+            if self.own_loop and self._held.few:  # between the pieces of a step it is the user's turn
+                self._held.check()
         return self._complete(piece)
 
     def step_with(self, tape: Tape) -> bool:
@@ -451,6 +480,7 @@ class Private:
         return nullcontext() if self.average is None else self.average.shown()
 
     def _complete_with_noise(self) -> None:
+        self._held.check()
         released = self.private_step.finish(widen(self._parameters[0][0].detach().new_empty(0)), self.rng)
         means = [answer.used_up() for answer in released]
         for mean, members in zip(means, self._parameters, strict=True):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import sordina
 from sordina.accounting import Account, Event, to_dict
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients._rehearsal import changed_words
 from sordina.plan import Plan, event_of, spent
 from sordina.privacy import Guarantee, delta_warning
 from sordina.privacy_claim import PrivacyClaim
@@ -285,6 +286,83 @@ class UntrainedState:
         trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
         left_out = trained | self._public
         return {name: _digest(value) for name, value in model.state_dict().items() if name not in left_out}
+
+
+class HeldWeights:
+    """What trained parameters hold while the samples of a step are computed.
+
+    Between two steps of the optimiser nobody may change them but the user's own loop: no forward pass, no loss and no
+    backward pass, by ``.data`` neither, which leaves no trace in a tensor's version.
+
+    Few values are copied. Of many the bits are added up, modulo 2^64, by pieces of half a megabyte: one pass through
+    memory, in which one changed value always shows, and several do unless they cancel out in their piece.
+
+    Args:
+        parameters: By name; the same ones every time.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._names, self._tensors = list(parameters), list(parameters.values())
+        alike = len({(one.dtype, one.device) for one in self._tensors}) == 1
+        self._sizes = [one.numel() for one in self._tensors]
+        self.few = alike and sum(self._sizes) <= _COPIED
+        """Whether a look costs next to nothing."""
+        self._before: list[Tensor] | None = None
+
+    def hold(self) -> None:
+        """From now on."""
+        self._before = self._now() if self._before is None else self._before
+
+    def drop(self) -> None:
+        """From now on they may change."""
+        self._before = None
+
+    def check(self) -> None:
+        """Refuse parameters that changed since `hold`; from now on they may."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        now = self._now()
+        if all(map(torch.equal, map(_bits, before), map(_bits, now))):
+            return
+        if self.few:
+            before = [_bits(one) for one in torch.split(before[0], self._sizes)]
+            now = [_bits(one.detach().reshape(-1)) for one in self._tensors]
+        same = map(torch.equal, before, now)
+        raise Unsupported(changed_words(next(name for name, kept in zip(self._names, same, strict=True) if not kept)))
+
+    def _now(self) -> list[Tensor]:
+        if self.few:
+            return [torch._utils._flatten_dense_tensors([one.data for one in self._tensors])]  # type: ignore[no-untyped-call]
+        return [_sums(one.data) for one in self._tensors]
+
+
+_COPIED, _PIECE = 1 << 14, 1 << 16
+"""So many values are copied; so many words of eight bytes are added up to one."""
+
+
+def _sums(values: Tensor) -> Tensor:
+    """The bits of ``values`` as whole numbers of eight bytes, added up by pieces; the ends follow as they are."""
+    flat = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)
+    if not len(flat):
+        return torch.zeros(1, dtype=torch.int64)
+    if len(flat) <= _COPIED:
+        return flat.clone()
+    words = 8 // flat.element_size()
+    start = -flat.storage_offset() % words
+    body = flat[start : start + (len(flat) - start) // words * words].view(torch.int64)
+    whole = len(body) // _PIECE * _PIECE
+    ends = (flat[:start], flat[start + len(body) * words :])
+    over = [_bits(end).to(torch.int64) for end in ends if len(end)]
+    return torch.cat([body[:whole].view(-1, _PIECE).sum(1), body[whole:].sum()[None], *over])
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def _bits(values: Tensor) -> Tensor:
+    """As whole numbers of the same size: not a number is the same as itself."""
+    return values.view(_WORDS.get(values.element_size(), torch.int64))
 
 
 def _digest(value: Any) -> bytes:

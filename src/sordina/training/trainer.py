@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -514,7 +514,10 @@ class Trainer:
 
         loss = self._each_loss.loss
         silent = FailingRows(self.model, self._losses, private.engine, loss)
-        watched = LossWatch(self.model, silent, loss) if plan.private else self._losses
+        watched: LossWatch | Callable[[Any], Tensor] = self._losses
+        if plan.private:
+            watched = LossWatch(self.model, silent, loss)
+            private.tested.append(watched.schedule)
         for batch in private:
             private.step(watched(batch))
 

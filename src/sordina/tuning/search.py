@@ -273,7 +273,7 @@ class Search:
             check_takes(base.model, base.loss, rows)
         if selection.metric is not None and selection.exact:
             metric_of(evaluate(base.model, base.loss, parts[1]), selection.metric)
-        elif selection.metric is not None:
+        elif not selection.exact:
             score(base.model, base.loss, parts[1], selection.bound, metric=selection.metric)
         if not math.isinf(self.budget.epsilon):
             base.model.train()

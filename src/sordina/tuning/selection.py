@@ -37,7 +37,7 @@ metric                exact                                       private: a rec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -47,7 +47,13 @@ import torch
 from torch import Tensor, nn
 
 from sordina import mechanisms
+from sordina._stacked_models import at_rest
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients._rehearsal import CHANGES, Snapshot, part
+from sordina.gradients._tracing import tensors_in
+from sordina.gradients.one_by_one import SamplePlacement
+from sordina.gradients.removal import MOST, others_change
+from sordina.gradients.structure import Mixing
 from sordina.models.metrics import predicted_class
 from sordina.privacy import Adjacency, Budget, check_positive
 from sordina.training.batches import as_rows, inputs_and_target
@@ -178,6 +184,9 @@ def score(
 ) -> float:
     """The sum of the records' merits, each in [0, 1] whatever the model does: NaN counts as 0.
 
+    Whether a record's merit depends on that record alone is tested on every batch, in the mode of evaluation: models
+    are watched in training only.
+
     Args:
         model: What is judged.
         loss: Its loss.
@@ -190,30 +199,71 @@ def score(
     2.0
     """
     rows, each = as_rows(data), row_by_row(per_sample(loss))
-    was_training = model.training
-    model.eval()
-    total = 0.0
-    for start in range(0, rows.size, batch_size):
-        inputs, target = inputs_and_target(rows.take(np.arange(start, min(start + batch_size, rows.size))))
-        output = model(*inputs)
-        classes = target.ndim == 1 and not target.is_floating_point()
-        if metric in _OF_CLASSES and not classes:
-            raise InvalidInput(f"{metric} speaks of classes, and these targets are none.")
-        if metric in ("rmse", "r2"):
-            merits = 1 - _squared_error(output, target).div(bound).clamp(0, 1)
-        elif metric == "log_loss":
-            scores = _class_scores(output, target)
-            of_each = -scores.log_softmax(1).gather(1, target[:, None])[:, 0]
-            merits = 1 - of_each.div(2 * math.log(scores.shape[1])).clamp(0, 1)
-        elif classes and metric != "loss":
-            merits = (predicted_class(output) == target).double()
-        else:
-            merits = 1 - each(output, target).double().div(bound).clamp(0, 1)
-        if merits.shape != (len(target),):
+
+    def judged(pair: tuple[tuple[Tensor, ...], Tensor]) -> list[Tensor]:
+        """What the model says, and the merits that come of it."""
+        output = model(*pair[0])
+        merits = _merits(output, pair[1], each, bound, metric)
+        if merits.shape != (len(pair[1]),):
             raise InvalidInput("the merits of records must be one number each: look at the shapes of model and loss.")
-        total += float(merits.nan_to_num(0.0).sum())
-    model.train(was_training)
+        return [*tensors_in([output]), merits]
+
+    total = 0.0
+    with at_rest(model):
+        for start in range(0, rows.size, batch_size):
+            pair = inputs_and_target(rows.take(np.arange(start, min(start + batch_size, rows.size))))
+            total += float(_apart(model, judged, pair).nan_to_num(0.0).sum())
     return total
+
+
+def _merits(output: Any, target: Tensor, each: Loss, bound: float, metric: str | None) -> Tensor:
+    classes = target.ndim == 1 and not target.is_floating_point()
+    if metric in _OF_CLASSES and not classes:
+        raise InvalidInput(f"{metric} speaks of classes, and these targets are none.")
+    if not isinstance(output, Tensor):
+        if metric not in (None, "loss"):
+            raise InvalidInput(
+                f"a private choice by {metric} needs a model that returns one tensor, and this one returns a "
+                f"{type(output).__name__}: choose by the loss (metric='loss')."
+            )
+    elif output.shape[:1] != target.shape[:1]:
+        raise InvalidInput(
+            f"the model returns {tuple(output.shape)} for {len(target)} records: a row each is needed, rows first."
+        )
+    elif metric in ("rmse", "r2"):
+        return 1 - _squared_error(output, target).div(bound).clamp(0, 1)
+    elif metric == "log_loss":
+        scores = _class_scores(output, target)
+        of_each = -scores.log_softmax(1).gather(1, target[:, None])[:, 0]
+        return 1 - of_each.div(2 * math.log(scores.shape[1])).clamp(0, 1)
+    elif classes and metric != "loss":
+        return (predicted_class(output) == target).double()
+    return 1 - each(output, target).double().div(bound).clamp(0, 1)
+
+
+def _apart(model: nn.Module, judged: Callable[[Any], list[Tensor]], pair: tuple[Any, Tensor]) -> Tensor:
+    """The merits of the records of a batch; refused where one depends on another, alone each where nobody can tell."""
+    before, rows = Snapshot(model), len(pair[1])
+    found = judged(pair)
+    if rows < 2:
+        return found[-1]
+    dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([pair]))
+    where = [next((dim for dim, size in enumerate(tensor.shape) if size == rows), None) for tensor in found]
+    places = tuple(None if dim is None else SamplePlacement(dim, True) for dim in where)
+    answers = [
+        others_change(model, judged, pair, dims, places, rows, found, before, first)
+        for first in (CHANGES[1], CHANGES[3], MOST, None)
+    ]
+    if any(answers):
+        raise Mixing(
+            "records mix: without one of them the model says something else of others when it is evaluated, so one "
+            "record may change a score by more than 1, and a private choice by such scores is none. Let the model "
+            "treat every row by itself, in the mode of evaluation too, or declare the validation data public."
+        )
+    if all(answer is False for answer in answers):
+        return found[-1]
+    before.restore()
+    return torch.cat([judged(part(pair, dims, row))[-1] for row in range(rows)])
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:
