@@ -1,5 +1,6 @@
 """A function that pads to the longest item of a batch: one long record may not change what the others are."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ import sordina as sd
 from sordina import private_step
 from sordina.clipping import Fixed
 from sordina.gradients.structure import Mixing
+from sordina.training.batches import MicroBatch, as_rows
 
 THRESHOLD = 0.1
 
@@ -146,3 +148,46 @@ def test_a_function_with_chance_is_taken():
     )  # fmt: skip
     train(model, private)
     assert private.steps_taken == 30
+
+
+def standardised(batch_first):
+    def collate(items):
+        x = pad_sequence([x for x, _ in items], batch_first=batch_first)
+        return (x - x.mean()) / x.std(), torch.stack([y for _, y in items])
+
+    return collate
+
+
+def with_weights(items):
+    """Weights of the classes in the batch, which have no rows."""
+    y = torch.stack([y for _, y in items])
+    return torch.stack([x[0] for x, _ in items]), y, torch.bincount(y, minlength=2) / len(y)
+
+
+def cut_mixed(items):
+    x = torch.stack([x for x, _ in items])
+    return torch.cat([x[:, :2], x[torch.randperm(len(x))][:, 2:]], 1), torch.stack([y for _, y in items])
+
+
+def noisy(items):
+    """Chance for each item: no mixing."""
+    return torch.stack([x + torch.randn(x.shape) for x, _ in items]), torch.stack([y for _, y in items])
+
+
+def rows_of(collate):
+    data = Items([(torch.randn(5, 4) + n, torch.tensor(n % 2)) for n in range(24)])
+    return as_rows(data, collate, by_size=True)
+
+
+@pytest.mark.parametrize("collate", [standardised(True), standardised(False), with_weights])
+def test_a_function_that_looks_across_the_batch_is_refused(collate):
+    rows = rows_of(collate)
+    with pytest.raises(Mixing, match="samples mix"):
+        rows.readable(MicroBatch(np.arange(24), None, 1, last=True))
+
+
+@pytest.mark.parametrize(("collate", "batches"), [(cut_mixed, 24), (noisy, 1), (padded, 1), (by_time, 1)])
+def test_where_chance_hides_mixing_units_run_apart(collate, batches):
+    found = rows_of(collate).readable(MicroBatch(np.arange(24), None, 1, last=True))
+    assert len(found) == batches
+    assert [part.last for part, _ in found] == [False] * (batches - 1) + [True]

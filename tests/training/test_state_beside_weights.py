@@ -198,3 +198,63 @@ def test_every_value_is_looked_at(monkeypatch, kind, copied, start):
             tensor.data[index] = 5.0
             with pytest.raises(Unsupported, match=f"'{name}'"):
                 held.check()
+
+
+class Teacher(Base):
+    """A second layer that averages the released weights of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = nn.Linear(6, 3).requires_grad_(False)
+
+
+def taught(public_buffers):
+    model, x, y = Teacher(), torch.randn(40, 6), torch.randint(0, 3, (40,))
+    private = sd.make_private(
+        model, torch.optim.SGD(model.layer.parameters(), lr=0.1), (x, y), budget=sd.Budget(3, 1e-5), batch_size=20,
+        steps=6, public_buffers=public_buffers,
+    )  # fmt: skip
+    try:
+        for inputs, targets in private:
+            private.step(nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+            for average, weight in zip(model.average.parameters(), model.layer.parameters(), strict=True):
+                average.data.lerp_(weight.data, 0.1)
+        private.finish()
+    except Unsupported:
+        pass
+    return private.trained_steps
+
+
+def test_an_untrained_weight_that_a_loop_changes_is_refused_after_the_first_step_or_named():
+    assert taught(()) == 1
+    assert taught(("average.weight", "average.bias")) == 6
+
+
+class Listens(torch.optim.SGD):
+    """Sees the inputs of a layer, as K-FAC does."""
+
+    def __init__(self, layer):
+        super().__init__(layer.parameters(), lr=0.1)
+        layer.register_forward_pre_hook(self.keep)
+
+    def keep(self, module, inputs):
+        self.seen = inputs[0]
+
+
+class Unknown(torch.optim.SGD):
+    pass
+
+
+def test_an_optimiser_that_listens_to_the_model_is_refused_and_one_that_nobody_knows_is_said():
+    x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
+
+    def fit(make):
+        return sd.Trainer(
+            Base(), nn.functional.cross_entropy, sd.Budget(3, 1e-5), batch_size=20, steps=2, optimizer=make
+        ).fit((x, y))
+
+    assert any("Unknown is not one that Sordina knows" in one for one in fit(lambda p: Unknown(p, lr=0.1)).caveats)
+    assert not any("Sordina knows" in one for one in fit(lambda p: torch.optim.Adam(p)).caveats)
+    model = Base()
+    with pytest.raises(Unsupported, match="listens to layer"):
+        sd.make_private(model, Listens(model.layer), (x, y), budget=sd.Budget(3, 1e-5), batch_size=20, steps=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sordina.errors import InvalidInput
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.one_by_one import close
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.sampling import PADDING, Indices
 
+log = logging.getLogger(__name__)
 Collate: TypeAlias = Callable[[list[Any]], Any]
 """What makes a batch of a list of items."""
 
@@ -146,15 +149,24 @@ class Rows:
     def _batch(self, piece: MicroBatch, items: Mapping[int, tuple[Any] | None]) -> Any:
         """The items of ``piece`` together, None if they do not go together."""
         given = [item[0] for item in (items[int(row)] for row in piece.rows) if item is not None]
+        if self._lone and len(given) > piece.rows_per_unit:
+            return None
         try:
             batch = self.collate([_copy(item) for item in given])
             if self._shape(batch) != self._form[1] or not self._unwidened(piece, given, batch):
                 return None
         except Exception:
             return None
-        if self.by_size and self.schedule.due():
-            self._refuse_company(given, batch)
+        if self.by_size and self.schedule.due() and not self._stays_apart(given, piece.rows_per_unit):
+            self._lone.append(True)
+            log.warning("collate_fn draws at random for a whole batch: from now on it is given one unit at a time")
+            return None
         return batch
+
+    @cached_property
+    def _lone(self) -> list[bool]:
+        """Not empty where units run apart, because nobody can tell whether ``collate`` mixes them."""
+        return []
 
     def _of_one_size(self, piece: MicroBatch, items: Mapping[int, tuple[Any] | None]) -> list[MicroBatch]:
         """The units of ``piece``, those together whose own batches have the same sizes."""
@@ -182,27 +194,44 @@ class Rows:
         """When ``collate_fn`` is looked at."""
         return RemovalSchedule()
 
-    def _refuse_company(self, given: list[Any], batch: Any) -> None:
-        """Refuse a function by whose word an item's row depends on the other items; one with chance is not looked at.
+    def _stays_apart(self, given: list[Any], rows: int) -> bool:
+        """Refuse a function by whose word an item's row depends on the other items; false if chance hides whether.
+
+        A unit stands first in company, and alone; chance begins from the same seed both times.
 
         Args:
             given: The items of a batch.
-            batch: What the function made of them.
+            rows: How many of them a unit has.
         """
-        place = random.SystemRandom().randrange(len(given))
-        try:
-            with _chance_aside():
-                own, again = (self.collate([_copy(given[place])]) for _ in range(2))
-            pairs = list(zip(tensors_in([batch]), tensors_in([own]), strict=True))
-            random_too = not all(map(_equal, tensors_in([own]), tensors_in([again])))
-        except Exception:
-            return
-        rows = [(one[place], two[0]) for one, two in pairs if one.shape[:1] == (len(given),) and len(two) == 1]
-        if not random_too and not all(_equal(one, two) for one, two in rows if one.shape == two.shape):
-            raise Mixing(
-                "samples mix: collate_fn makes another row of an item when other items are with it, so no per-sample "
-                "bound exists, and none holds for the steps since this began. Let it treat every item by itself."
-            )
+        if len(given) <= rows:
+            return True
+        place = rows * _CHANCE.randrange(len(given) // rows)
+        unit, others = given[place : place + rows], given[:place] + given[place + rows :]
+        for seed in [_CHANCE.getrandbits(32) for _ in range(_SEEDS)]:
+            try:
+                company, own, another = (
+                    self._seeded(*each) for each in (([*unit, *others], seed), (unit, seed), (unit, seed + 1))
+                )
+            except Exception:
+                return False
+            if _begins_with(company, own):
+                continue
+            if all(map(_equal, own, another)) and all(map(_equal, company, self._seeded([*unit, *others], seed + 1))):
+                raise Mixing(
+                    "samples mix: collate_fn makes another row of an item when other items are with it, so no "
+                    "per-sample bound exists, and none holds for the steps since this began. Let it treat every item "
+                    "by itself."
+                )
+            return False
+        return True
+
+    def _seeded(self, given: list[Any], seed: int) -> list[Tensor]:
+        """The tensors of a batch, with chance from ``seed``."""
+        with _chance_aside():
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            return list(tensors_in([self.collate([_copy(item) for item in given])]))
 
     @property
     def _by_torch(self) -> bool:
@@ -246,7 +275,22 @@ def _sizes(batch: Any, rows: int) -> list[tuple[int, ...]]:
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
-    return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(two)))
+    return close(one, two, None)
+
+
+def _begins_with(company: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+    """Whether what a unit has alone is what it has in company, first in every dimension that grows with a batch."""
+    if len(company) != len(own):
+        return False
+    for one, two in zip(company, own, strict=True):
+        if one.dim() != two.dim() or any(map(int.__lt__, one.shape, two.shape)):
+            return False
+        if not _equal(one[tuple(slice(size) for size in two.shape)], two):
+            return False
+    return True
+
+
+_CHANCE, _SEEDS = random.SystemRandom(), 3
 
 
 @contextmanager

@@ -62,6 +62,10 @@ OWN_LOOP = (
 )
 
 
+UNKNOWN_OPTIMIZER = (
+    "The optimiser {} is not one that Sordina knows: that its updates depend on nothing but the noised gradients is "
+    "its author's word."
+)
 _SHOWN = 100
 """No more coefficients of correlated noise are written."""
 
@@ -97,6 +101,8 @@ class Run:
     """What earlier runs on the same model, in the same process, cost."""
     public_buffers: tuple[str, ...] = ()
     """Buffers that the forward pass may change, because the user said that they hold nothing of the data."""
+    unknown_optimizer: str | None = None
+    """The optimiser's name, if it is of nobody whose optimisers take gradients alone."""
     weights: str | None = None
     """Digest of the weights that the run ended with: the claim speaks of no others."""
 
@@ -169,6 +175,8 @@ class Run:
             found.append(CORRELATED)
         if self.own_loop:
             found.append(OWN_LOOP)
+        if self.unknown_optimizer is not None:
+            found.append(UNKNOWN_OPTIMIZER.format(self.unknown_optimizer))
         if self.public_buffers:
             found.append(
                 f"The buffers {', '.join(self.public_buffers)} change in training; that they hold nothing of the data "
@@ -279,7 +287,8 @@ class UntrainedState:
                 raise Unsupported(
                     f"{name!r} in the model's state_dict has changed in training although it is not trained: it would "
                     "be saved, and may hold raw data. Nothing more was saved. Remove what writes it, or, if it does "
-                    "not depend on the data (a count of steps), name it in public_buffers=."
+                    "not depend on the data (a count of steps, an average of released weights), name it in "
+                    "public_buffers=."
                 )
 
     def _contents(self, model: nn.Module) -> dict[str, bytes]:

@@ -170,7 +170,8 @@ def make_private(
             the run ends with, at no cost in privacy. `Private.averaged` shows it on the way.
         raw: Collect statistics that are NOT private (`sordina.training.run`).
         public_buffers: Names of buffers that a forward pass may change, because what they hold does not depend on the
-            data (a count of steps). Any other buffer that changes is refused.
+            data (a count of steps), and of parameters that are not trained and change in your loop, because they hold
+            released values only (a teacher that averages them). Anything else untrained that changes is refused.
         seed: Makes the noise repeatable; such a model must not be released.
         folder: Where model, checkpoints and guarantee are kept; a killed run goes on from there.
         resume: Continue the run in ``folder``; its settings must be the same.
