@@ -147,7 +147,7 @@ class IntoWeights(Base):
 @pytest.mark.parametrize("copied", [True, False])
 def test_raw_data_in_trained_weights_are_refused(monkeypatch, copied):
     monkeypatch.setattr(run, "_COPIED", 1 << 14 if copied else 0)
-    with pytest.raises(Unsupported, match=r"changes the parameter 'layer\.weight'"):
+    with pytest.raises(Unsupported, match=r"changes the parameter 'layer\.weight'|samples mix"):
         fitted(IntoWeights())
 
 
@@ -173,7 +173,7 @@ def test_a_loop_of_ones_own_may_change_weights_between_steps_and_the_model_may_n
         model.layer.weight.data.clamp_(-0.3, 0.3)
         model.layer.bias.data.clamp_(-0.1, 0.1)
         if isinstance(model, IntoWeights):
-            with pytest.raises(Unsupported, match="changes the parameter"):
+            with pytest.raises(Unsupported, match="changes the parameter|samples mix"):
                 clamped()
         else:
             clamped()

@@ -402,6 +402,7 @@ class PrivateTrainer(transformers.Trainer):
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         for batch in private:
+            private.hold()  # before anybody tries the model in double precision
             if self._collator.mixed:
                 raise Mixing(f"{self._collator.mixed} None holds for the steps since this began.")
             if private.plan.private:

@@ -201,7 +201,7 @@ class Private:
         self._untrained = UntrainedState(model, self.public_buffers) if plan.private else None
         self._held = HeldWeights({name: parameters[name] for part in parts for name in part.names})
         if self.engine is not None:
-            self.engine.on_call = self._hold
+            self.engine.on_call = self.hold
         self.tested: list[RemovalSchedule] = []
         """Whose time comes, for certain, with the last batch: what began late must not go unseen."""
         self.own_loop = True
@@ -293,7 +293,7 @@ class Private:
                         )
             self._after_step()
 
-    def _hold(self) -> None:
+    def hold(self) -> None:
         """The model is called: until the optimiser's step its trained parameters stay what they are."""
         if self._expected is not None:
             self._held.hold()
