@@ -173,7 +173,7 @@ def test_a_loop_of_ones_own_may_change_weights_between_steps_and_the_model_may_n
         model.layer.weight.data.clamp_(-0.3, 0.3)
         model.layer.bias.data.clamp_(-0.1, 0.1)
         if isinstance(model, IntoWeights):
-            with pytest.raises(Unsupported, match="changes the parameter|samples mix"):
+            with pytest.raises(Unsupported, match=r"changes the parameter|samples mix"):
                 clamped()
         else:
             clamped()

@@ -21,7 +21,7 @@ from sordina.accounting import Account
 from sordina.clipping import Policy, arrange, policy_facts
 from sordina.clipping.per_layer import PerLayer
 from sordina.clipping.policy import ReleasedNorm, released_norm
-from sordina.errors import InvalidInput, TrainingFailed, Unsupported
+from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
 from sordina.gradients.layout import widen
 from sordina.gradients.removal import RemovalSchedule
@@ -36,6 +36,7 @@ from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.components import components_of, find_components
 from sordina.training.learning_rates import Rate, Start, typical_size
+from sordina.training.optimizers import known, refuse_listeners
 from sordina.training.run import HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class Private:
         self._ours = {id(parameter) for members in self._parameters for parameter in members}
         self._refuse_strangers()
         if plan.private:
-            _refuse_listeners(optimizer, model)
+            refuse_listeners(optimizer, model)
         sizes = [sum(parameter.numel() for parameter in members) for members in self._parameters]
         self.private_step = PrivateStep(plan, parts, sizes, self.team)
         self.account = Account(plan.accountant, plan.adjacency)
@@ -563,7 +564,7 @@ class Private:
             self.model, self.plan, self.account, self.steps_taken, self.clipping, self.releasable,
             time.perf_counter() - self._begun, self.history, lost_steps=self.lost_steps, own_loop=self.own_loop,
             earlier=self.earlier.guarantees(), public_buffers=self.public_buffers,
-            unknown_optimizer=None if _known(self.optimizer) else type(self.optimizer).__name__,
+            unknown_optimizer=None if known(self.optimizer) else type(self.optimizer).__name__,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
@@ -611,28 +612,6 @@ class Private:
         """What the policy released of it; nothing where every layer has a policy of its own."""
         step = self.private_step
         return released_norm(step.parts[0].policy, step.states[0]) if len(step.parts) == 1 else None
-
-
-def _known(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser is of those that take gradients and nothing else."""
-    return type(optimizer).__module__.startswith(("torch.optim.", "sordina.", "transformers.", "bitsandbytes."))
-
-
-def _refuse_listeners(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """An optimiser whose hooks see activations, or gradients of a batch, depends on more than noised gradients."""
-    for name, module in model.named_modules():
-        for hooks in (
-            module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-        ):  # fmt: skip
-            for hook in hooks.values():
-                cells = getattr(getattr(hook, "func", hook), "__closure__", None) or ()
-                held = [getattr(hook, "__self__", None), *(getattr(cell, "cell_contents", None) for cell in cells)]
-                if any(each is optimizer for each in held):
-                    raise Unsupported(
-                        f"the optimiser {type(optimizer).__name__} listens to {name or 'the model'} by a hook: its "
-                        "updates would depend on the data themselves, not on noised gradients alone. Take one that "
-                        "does not look at activations."
-                    )
 
 
 def _give_gradients(vector: Tensor, parameters: list[nn.Parameter]) -> None:

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import SGD, Optimizer
 
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, Unsupported
 
 OptimizerMaker = Callable[[Iterable[Any]], Optimizer]
 """From parameters to an optimiser of them."""
@@ -127,3 +128,34 @@ def optimizer_named(name: str, learning_rate: float | None = None) -> OptimizerM
         raise InvalidInput(f"unknown optimiser {name!r}: choose one of {', '.join(NAMES)}.")
     rate = _RATES.get(name, 1e-3) if learning_rate is None else learning_rate
     return partial(_MAKERS[name], lr=rate)
+
+
+def known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser is of those that take gradients and nothing else.
+
+    Args:
+        optimizer: Any.
+    """
+    return type(optimizer).__module__.startswith(("torch.optim.", "sordina.", "transformers.", "bitsandbytes."))
+
+
+def refuse_listeners(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """An optimiser whose hooks see activations, or gradients of a batch, depends on more than noised gradients.
+
+    Args:
+        optimizer: Refused if a hook of the model is its own.
+        model: What it trains.
+    """
+    for name, module in model.named_modules():
+        for hooks in (
+            module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+        ):  # fmt: skip
+            for hook in hooks.values():
+                cells = getattr(getattr(hook, "func", hook), "__closure__", None) or ()
+                held = [getattr(hook, "__self__", None), *(getattr(cell, "cell_contents", None) for cell in cells)]
+                if any(each is optimizer for each in held):
+                    raise Unsupported(
+                        f"the optimiser {type(optimizer).__name__} listens to {name or 'the model'} by a hook: its "
+                        "updates would depend on the data themselves, not on noised gradients alone. Take one that "
+                        "does not look at activations."
+                    )
