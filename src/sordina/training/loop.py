@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,55 +36,10 @@ from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, 
 from sordina.training.components import components_of, find_components
 from sordina.training.learning_rates import Rate, Start, typical_size
 from sordina.training.optimizers import known, refuse_listeners
-from sordina.training.run import HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
+from sordina.training.run import Earlier, HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
 
 if TYPE_CHECKING:
     from sordina.training.run_keeper import RunKeeper
-
-
-# What a model was trained on before: a second private run on the same model adds to the first.
-#
-# A guarantee speaks of one run. Whoever trains the same model object again, on the same people, spends both; so a run
-# whose model was trained before in this process says so, with the price of all of it.
-
-_RUNS: weakref.WeakKeyDictionary[nn.Module, list[tuple[Plan, Account]]] = weakref.WeakKeyDictionary()
-
-
-@dataclass
-class Earlier:
-    """The runs of a model before the present one."""
-
-    model: weakref.ref[nn.Module]
-    runs: list[tuple[Plan, Account]] = field(default_factory=list)
-    begun: bool = False
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Earlier:
-        """What is known of ``model`` and of the modules it is made of."""
-        known = {id(account): (plan, account) for each in model.modules() for plan, account in _RUNS.get(each, [])}
-        return cls(weakref.ref(model), list(known.values()))
-
-    def forget(self) -> None:
-        """The weights were replaced by those of a saved run: what was trained into them before is gone."""
-        self.runs = []
-        for module in self._modules():
-            _RUNS.pop(module, None)
-
-    def begin(self, plan: Plan, account: Account) -> None:
-        """The present run draws its first batch: whoever comes later finds it."""
-        if not self.begun:
-            self.begun = True
-            for module in self._modules():
-                _RUNS.setdefault(module, []).append((plan, account))
-
-    def _modules(self) -> list[nn.Module]:
-        """The model, and what holds its weights."""
-        model = self.model()
-        return [] if model is None else [one for one in model.modules() if one is model or len(one._parameters)]
-
-    def guarantees(self) -> tuple[Guarantee, ...]:
-        """What each earlier run cost."""
-        return tuple(spent(plan, account) for plan, account in self.runs)
 
 
 # For people who own their loop: privately sampled batches, and a step that takes per-sample losses.
