@@ -71,13 +71,23 @@ from sordina.gradients._rehearsal import (
     random_like,
     ranged,
     replaced,
+    rows_in,
     rows_of,
     scaled,
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
-from sordina.gradients.structure import Form, Key, Mixing, Structure, form_of
+from sordina.gradients.structure import (
+    Key,
+    Mixing,
+    Structure,
+    form_of,
+    forms_of,
+    grown,
+    places_of,
+    shapes_of,
+)
 from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of
 
 DOUBLE_LIMIT = 20_000_000
@@ -168,10 +178,10 @@ class Study:
             if self.thorough:
                 trial.check_history()
             if self.thorough and self._room(value, dims):
-                for rows in CROWDS:
-                    crowd = make(rows)
-                    trial.check_replaced(crowd, rows, found[0].outputs)
-                    trial.check_replaced(chosen(crowd, dims, [0] * rows), rows, found[0].outputs)
+                small, large = CROWDS
+                crowd = make(small)
+                for each in (crowd, chosen(crowd, dims, [0] * small), make(large)):
+                    trial.check_crowd(each, found[0].outputs)
             return found
 
     def _room(self, value: tuple[Any, Any], dims: Dims) -> bool:
@@ -274,7 +284,7 @@ class StructureTrial:
         self.study.recorder.dynamic = ""
         prints = fingerprint(self.study.model)
         result, taps = self._heard(many, larger)
-        wide, shapes = [tensor.shape for tensor in tensors_in([result])], _shapes(taps or [])
+        wide, shapes = [tensor.shape for tensor in tensors_in([result])], shapes_of(taps or [])
         self._check_buffers()
         check_parameters(prints, fingerprint(self.study.model))
         del result, taps
@@ -284,8 +294,8 @@ class StructureTrial:
         placements = self._placements(outputs, wide, apart, many)
         self._compare(outputs, apart, placements)
         first = {tap.key for tap in taps or () if not tap.any_dim}
-        places = _places(_shapes(taps or []), shapes, self.rows, many, first)
-        structure = Structure(self.dims, placements, places, frozenset(), _forms(taps or [], places, self.rows))
+        places = places_of(shapes_of(taps or []), shapes, self.rows, many, first)
+        structure = Structure(self.dims, placements, places, frozenset(), forms_of(taps or [], places, self.rows))
         try:
             passed, differs, spoke = self._gradients(structure, outputs, taps, apart)
         finally:  # also where a backward pass fails: a model that mixes is refused, not tried in another way
@@ -367,7 +377,7 @@ class StructureTrial:
             raise Mixing.because("the form of the model's result depends on how many samples there are")
         found: list[SamplePlacement | None] = []
         for number, tensor in enumerate(few):
-            place = _grown(tensor.shape, many[number], self.rows, size)
+            place = grown(tensor.shape, many[number], self.rows, size)
             single = [each[number].shape for each in one]
             if place is not None and any(
                 shape[place.dim] * self.rows != tensor.shape[place.dim]
@@ -411,6 +421,25 @@ class StructureTrial:
         (_, seeds), (_, fewer) = (self._played(each, 0) for each in (value, part(value, self.dims, 0)))
         if set(seeds) != set(fewer):
             raise Mixing.because("the seed of random numbers depends on the samples, or on how many there are")
+
+    def check_crowd(self, value: tuple[Any, Any], places: SamplePlacements) -> None:
+        """Refuse a model whose results for others change when one of many samples is replaced, or many grow."""
+        rows = rows_in(list(tensors_in([value])), self.dims) or 0
+        sample = int(torch.randint(rows, (), generator=self.study.generator))
+        before = self._played(value, 0)[0]
+        twins = [replaced(value, self.dims, sample, (sample + 1) % rows, change) for change in LOUD[:2]]
+        for gone, twin in (*(([sample], twin) for twin in twins), self._grown_crowd(value, rows)):
+            try:
+                after = self._played(twin, 0)[0]
+            except Exception:
+                continue  # it does not take such rows
+            if not others_same(before, after, places, gone, rows):
+                raise Mixing.because("on made-up rows, replacing one of many samples changes what it says of others")
+
+    def _grown_crowd(self, value: tuple[Any, Any], rows: int) -> tuple[list[int], tuple[Any, Any]]:
+        """All samples but the last tenth made large: who comes late may find no room."""
+        gone = list(range(rows - rows // 10))
+        return gone, scaled(value, self.dims, gone, 1e4)
 
     def _check_swamped(
         self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int, rough: float
@@ -537,53 +566,3 @@ class StructureTrial:
             if place is not None and tensor.requires_grad
         ]
         return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
-
-
-def _shapes(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:
-    shapes: dict[Key, list[torch.Size]] = {}
-    for tap in taps:
-        if tap.build is not None:
-            shapes.setdefault(tap.key, []).append(tap.shape)
-    return shapes
-
-
-def _forms(taps: Sequence[Tap], places: Mapping[Key, SamplePlacement | None], rows: int) -> dict[Key, tuple[Form, ...]]:
-    forms: dict[Key, tuple[Form, ...]] = {}
-    for tap in taps:
-        place = places.get(tap.key)
-        form = None if place is None or tap.build is None else form_of(tap.shape, place.dim, rows)
-        if form is not None:
-            forms[tap.key] = (*forms.get(tap.key, ()), form)
-    return forms
-
-
-def _grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> SamplePlacement | None:
-    """The dimension that grew from a multiple of ``a`` to the same multiple of ``b``, if all others are equal."""
-    if len(few) != len(many):
-        return None
-    other = [dim for dim, (one, two) in enumerate(zip(few, many, strict=True)) if one != two]
-    if len(other) != 1:
-        return None
-    dim = other[0]
-    if few[dim] % a or few[dim] // a * b != many[dim]:
-        return None
-    return SamplePlacement(dim, few[dim] == a)
-
-
-def _places(
-    few: Mapping[Key, list[torch.Size]], many: Mapping[Key, list[torch.Size]], a: int, b: int, first: set[Key]
-) -> dict[Key, SamplePlacement | None]:
-    """Where the samples lie in the taps; those of ``first`` must have them in the first dimension."""
-    found: dict[Key, SamplePlacement | None] = {}
-    for key, shapes in few.items():
-        others = many.get(key, [])
-        if len(others) != len(shapes):
-            found[key] = None
-            continue
-        places = {_grown(one, two, a, b) for one, two in zip(shapes, others, strict=True)}
-        dims = {place.dim for place in places if place is not None}
-        if None in places or len(dims) != 1 or (key in first and dims != {0}):
-            found[key] = None
-        else:
-            found[key] = SamplePlacement(dims.pop(), all(place is not None and place.single for place in places))
-    return found

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Tap
 from sordina.gradients._reads import Site
@@ -108,3 +110,57 @@ def form_of(shape: Sequence[int], dim: int, rows: int) -> Form | None:
 MISSING = SamplePlacement(99, True)
 LOOKS_KEPT = 256
 """Of so many different forward passes a structure remembers whether they fit."""
+
+
+def shapes_of(taps: Sequence[Tap]) -> dict[Key, list[torch.Size]]:
+    """By the key of a tap the shapes of its calls, in their order."""
+    shapes: dict[Key, list[torch.Size]] = {}
+    for tap in taps:
+        if tap.build is not None:
+            shapes.setdefault(tap.key, []).append(tap.shape)
+    return shapes
+
+
+def forms_of(
+    taps: Sequence[Tap], places: Mapping[Key, SamplePlacement | None], rows: int
+) -> dict[Key, tuple[Form, ...]]:
+    """By the key of a tap the forms of its calls, where the samples' places are known."""
+    forms: dict[Key, tuple[Form, ...]] = {}
+    for tap in taps:
+        place = places.get(tap.key)
+        form = None if place is None or tap.build is None else form_of(tap.shape, place.dim, rows)
+        if form is not None:
+            forms[tap.key] = (*forms.get(tap.key, ()), form)
+    return forms
+
+
+def grown(few: Sequence[int], many: Sequence[int], a: int, b: int) -> SamplePlacement | None:
+    """The dimension that grew from a multiple of ``a`` to the same multiple of ``b``, if all others are equal."""
+    if len(few) != len(many):
+        return None
+    other = [dim for dim, (one, two) in enumerate(zip(few, many, strict=True)) if one != two]
+    if len(other) != 1:
+        return None
+    dim = other[0]
+    if few[dim] % a or few[dim] // a * b != many[dim]:
+        return None
+    return SamplePlacement(dim, few[dim] == a)
+
+
+def places_of(
+    few: Mapping[Key, list[torch.Size]], many: Mapping[Key, list[torch.Size]], a: int, b: int, first: set[Key]
+) -> dict[Key, SamplePlacement | None]:
+    """Where the samples lie in the taps; those of ``first`` must have them in the first dimension."""
+    found: dict[Key, SamplePlacement | None] = {}
+    for key, shapes in few.items():
+        others = many.get(key, [])
+        if len(others) != len(shapes):
+            found[key] = None
+            continue
+        places = {grown(one, two, a, b) for one, two in zip(shapes, others, strict=True)}
+        dims = {place.dim for place in places if place is not None}
+        if None in places or len(dims) != 1 or (key in first and dims != {0}):
+            found[key] = None
+        else:
+            found[key] = SamplePlacement(dims.pop(), all(place is not None and place.single for place in places))
+    return found
