@@ -204,7 +204,7 @@ class KeptState:
     def __init__(self, holder: Any) -> None:
         self._places: list[Callable[[], object]] = []
         self._seen: dict[int, Any] = {}
-        todo = [holder]
+        todo = [] if type(holder).__module__.startswith("torch.") else [holder]  # PyTorch's own losses keep nothing
         while todo and len(self._seen) < _MOST:
             value = todo.pop()
             if id(value) not in self._seen:
