@@ -161,17 +161,24 @@ class Total:
     def estimate(self) -> NormEstimate:
         """``|g + h|^2 = |g|^2 + |h|^2 + 2 <g, h>``; what may cancel is bounded by the sum of the majorants.
 
-        An inner product of vectors that are written down is taken in double precision; each has its ``sum_error``.
+        With M_p the majorants of the parts, M their sum, e_p and s_p the errors of their squares and sums: a square is
+        off by ``e_p M_p^2``, twice an inner product by ``2 e_pq M_p M_q``, and where vectors are summed or written down
+        first (inner products of those are taken in double precision), all of it by ``2 M sum_p s_p M_p`` more.
         """
         parts = [term.estimate() for term in self.terms]
         squares = plus([part.squares for part in parts])
-        for one, two in combinations(self.terms, 2):
-            squares = squares.add(cross(one, two, self.size), alpha=2)
-        majorant = plus([part.squares.sqrt() if part.majorant is None else part.majorant for part in parts])
-        sum_error = len(parts) * unit_roundoff(self.kind) + sum(part.sum_error for part in parts)
-        widest = sorted(width for term in self.terms for width in widths(term))[-2:]
-        square_error = gram_error(self.kind, *widest) + sum(part.square_error for part in parts) + 2 * sum_error
-        return NormEstimate(squares, majorant, square_error, sum_error)
+        majorants = [(part.squares.clamp_min(0).sqrt() if part.majorant is None else part.majorant) for part in parts]
+        total = plus(majorants)
+        sums = plus([part.sum_error * one for part, one in zip(parts, majorants, strict=True)])
+        sums = sums + len(parts) * unit_roundoff(self.kind) * total
+        errors = plus([part.square_error * one.square() for part, one in zip(parts, majorants, strict=True)])
+        errors = errors + 2 * total * sums
+        for one, two in combinations(range(len(parts)), 2):
+            squares = squares.add(cross(self.terms[one], self.terms[two], self.size), alpha=2)
+            error = cross_error(self.terms[one], self.terms[two])
+            errors = errors + 2 * error * majorants[one] * majorants[two]
+        whole = torch.where(total > 0, total, 1.0)
+        return NormEstimate(squares, total, errors / whole.square(), sums / whole)
 
     def project(self, direction: Tensor) -> Tensor:
         """Projections add up."""
@@ -221,6 +228,18 @@ def cross(one: Term, two: Term, size: int) -> Tensor:
             return cross(one.term, two.term, one.size)
     pieces = ((one.rows(where), two.rows(where)) for where in chunks(one.units, size * 8))
     return torch.cat([torch.linalg.vecdot(left.double(), right.double()) for left, right in pieces])
+
+
+def cross_error(one: Term, two: Term) -> float:
+    """The relative error of `cross`, in units of the product of the majorants.
+
+    The rows that a `Lookup` meets in another term are gathered, not multiplied: one Gram matrix is left, of its values.
+    """
+    lookup = one if isinstance(one, Lookup) else two if isinstance(two, Lookup) else None
+    if lookup is not None and all(isinstance(term, Lookup | Pair | Outer) for term in (one, two)):
+        return gram_error(one.kind, *widths(lookup))
+    widest = sorted(width for term in (one, two) for width in widths(term))[-2:]
+    return gram_error(one.kind, *widest)
 
 
 def widths(term: Term) -> tuple[int, ...]:
