@@ -91,6 +91,10 @@ class TrainingOptions:
         int | None,
         typer.Option(help="For image data sets by name: shifted views of each image in a step; by default one or two."),
     ] = None
+    centred: Annotated[
+        bool,
+        typer.Option("--centred", help="For small-cnn: pixels from -1 to 1 (so by itself if no schedule is stated)."),
+    ] = False
     noise: Annotated[
         str | None,
         typer.Option(help="For a data set: independent, or correlated over the steps: banded or lambda-cgd."),
@@ -151,8 +155,8 @@ def _train_file(
 
     refused = stated(
         training, "activation", "threshold", "learning_rate", "clipping", "sampling", "rows", "microbatch",
-        "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "noise", "bands",
-        "decay",
+        "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "centred", "noise",
+        "bands", "decay",
     )  # fmt: skip
     schema = stated_schema(source, file.schema, "train", refused + stated(texts) + stated(run, "plan"))
     with stages(shown=not run.as_json) as progress:
@@ -262,7 +266,7 @@ def _train_texts(
     ledger = booked_on(book.ledger, book.dataset_budget)
     refused = stated(
         training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views",
-        "noise", "bands", "decay",
+        "centred", "noise", "bands", "decay",
     )  # fmt: skip
     if refused := refused + stated(run, "plan"):
         raise InvalidInput(f"{', '.join(refused)} do not go with `sordina train` on texts.")
@@ -324,6 +328,7 @@ def _train_named(
         training.batch_size, training.epochs, training.learning_rate, training.sampling, training.microbatch,
         training.seed, training.rows, training.random_labels, texts.task, features, training.optimizer,
         training.averaging, training.views, training.noise, training.bands, training.decay,
+        training.centred,
     )  # fmt: skip
     if run.plan:
         data = recipe.load()

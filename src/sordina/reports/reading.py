@@ -369,8 +369,8 @@ def _command(kind: str, recipe: dict[str, Any]) -> str | None:
         return None
     words = ["sordina", kind, str(recipe[subject])]
     for name, value in recipe.items():
-        if name not in (subject, "options", "data_seed") and value is not None:
-            words += [f"--{name.replace('_', '-')}", f"{value}"]
+        if name not in (subject, "options", "data_seed") and value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [f"{value}"])]
     return shlex.join(words)
 
 

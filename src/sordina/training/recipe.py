@@ -126,6 +126,8 @@ class TrainingRecipe:
         planned_noise(self.noise, Budget(math.inf, 1e-5), 1, 1, 1.0, bands=self.bands, decay=self.decay)
         if self.optimizer is not None:
             optimizer_named(self.optimizer)
+        if self.centred and self._named_model != _SMALL_CNN:
+            raise InvalidInput(f"centred images go with the model {_SMALL_CNN}.")
         views = 1 if self.views is None else self.views
         if views < 1 or (views > 1 and (self.dataset not in _VIEWS or self.features is not None)):
             raise InvalidInput(f"views are at least 1, and more than one of images only: {', '.join(_VIEWS)}.")
