@@ -342,10 +342,8 @@ class WithoutChance(TorchFunctionMode):
         """Play a case from here on; ``seed`` is that of numbers as they are drawn, or of those nothing replaces."""
         self.case, self._seeds = case, []
         if case:
-            coins = (seed, seed % 2**32) if case == AS_DRAWN or seed else COINS[case]
-            torch.default_generator.manual_seed(seed if case == AS_DRAWN else seed or case)
-            random.seed(coins[0])
-            np.random.seed(coins[1])  # noqa: NPY002
+            coins = (seed, seed) if case == AS_DRAWN or seed else COINS[case]
+            seed_chance(seed if case == AS_DRAWN else seed or case, *coins)
         self._begun = states_of_chance()
 
     def seeds(self) -> list[Any]:
@@ -503,6 +501,13 @@ def states_of_chance() -> tuple[bytes, Any, Any]:
     """How far the generators of torch, of Python and of numpy have come."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), (numpy[1].tobytes(), *numpy[2:])
+
+
+def seed_chance(seed: int, python: int | None = None, numpy: int | None = None) -> None:
+    """Have the generators of torch, of Python and of numpy begin anew, the latter two perhaps from other seeds."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed if python is None else python)
+    np.random.seed((seed if numpy is None else numpy) % 2**32)  # noqa: NPY002
 
 
 class Snapshot:

@@ -35,10 +35,13 @@ from sordina.gradients._rehearsal import (
     chosen,
     gone_back,
     looked_at,
+    made,
     moved,
+    normal_rows,
     part,
     replaced,
     scaled,
+    seed_chance,
     states_of_chance,
 )
 from sordina.gradients._tracing import changed, tensors_in
@@ -195,14 +198,26 @@ def _as_drawn(
 
     Only where they are the same again: the results are what they were, and both runs draw as many numbers, so that
     everybody gets the same ones. With numbers that do not vary (`WithoutChance`) a random order, for one, is none.
+
+    Where how many are drawn depends on the samples (a gamma distribution's, by rejection), two runs may still end with
+    as many by chance: so they must with other random numbers too.
     """
-    found = []
-    for which in pair:
+
+    def played(which: Any, seed: int | None = None) -> tuple[list[Tensor], Any]:
         before.restore()
-        found.append(([tensor.detach() for tensor in run(which)], states_of_chance()))
-    (one, left), (two, also_left) = found
+        if seed is not None:
+            seed_chance(seed)
+        return [tensor.detach() for tensor in run(which)], states_of_chance()
+
+    (one, left), (two, also_left) = map(played, pair)
     repeated = len(one) == len(seen) and all(close(a, b, None) for a, b in zip(one, seen, strict=True))
-    return repeated and left == also_left and one[0].device.type == "cpu" and not same(one, two, rough=20)
+    if not repeated or left != also_left or one[0].device.type != "cpu" or same(one, two, rough=20):
+        return False
+    return all(played(pair[0], seed)[1] == played(pair[1], seed)[1] for seed in range(_AS_MANY))
+
+
+_AS_MANY = 32
+"""With how many seeds two runs must draw as many random numbers, before it is believed that they always do."""
 
 
 def _again(model: nn.Module, before: Snapshot) -> None:
@@ -228,7 +243,8 @@ def backward_mixes(
 
     Where this does not hold to single precision, double precision decides; where a maximum, or a sign, hangs on the
     last digit, a gradient is not continuous and rounding shows, so parameters moved at random must agree with it, and
-    single precision must not be far off: of huge inputs even double precision says little.
+    single precision must not be far off: of huge inputs even double precision says little. Where the batch's own rows
+    leave it open, made-up ones are asked: otherwise it would be one record that decides how all are computed.
 
     Args:
         model: What is run; it is left as it was.
@@ -239,14 +255,25 @@ def backward_mixes(
         rows: How many samples there are.
         before: The state of the model before it ran.
     """
-    sample, other = CHANCE.sample(range(rows), 2)
-    twin = replaced(value, dims, sample, other, CHANCE.choice(CHANGES[:4]))
-    for one, two in CHANCE.choice(((value, twin), (twin, value))), (value, value):
-        try:
-            return _WayBack(model, run, dims, places, rows, before, sample).mixes(one, two)
-        except Exception:  # noqa: PERF203
-            continue  # perhaps it does not take such a row: the second time it is the batch's own
-    return None
+    draw = torch.Generator().manual_seed(CHANCE.getrandbits(62))
+    found: bool | None = None
+    for asked in (value, made(value, dims, rows, _normal_floats, draw, (0,) * len(dims))):
+        sample, other = CHANCE.sample(range(rows), 2)
+        twin = replaced(asked, dims, sample, other, CHANCE.choice(CHANGES[:4]))
+        for one, two in CHANCE.choice(((asked, twin), (twin, asked))), (asked, asked):
+            try:
+                found = _WayBack(model, run, dims, places, rows, before, sample).mixes(one, two)
+                break
+            except Exception:
+                continue  # perhaps it does not take such a row: the second time it is the batch's own
+        if found is not None:
+            break
+    return found
+
+
+def _normal_floats(like: Tensor, dim: int, rows: int, generator: torch.Generator, limit: int) -> Tensor:
+    """Normal numbers in place of floats, and everything else as it is."""
+    return normal_rows(like, dim, rows, generator, limit) if like.is_floating_point() else like.detach()
 
 
 class _WayBack:
