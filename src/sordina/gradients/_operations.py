@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from sordina.gradients._chance import dropout_rate
 from sordina.gradients._hooks import Recorder
-from sordina.gradients._rehearsal import dropout_rate
 from sordina.gradients._tracing import BATCHED, REPEATING, Free, Tracer, tensors_in
 from sordina.gradients.combined_terms import Pulled
 from sordina.gradients.layout import Fold, widen

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from sordina.errors import Unsupported
+from sordina.gradients._chance import Generators
 from sordina.gradients._kept_state import PARTS, digest, same
 from sordina.gradients._kept_state import KeptState as KeptState
 from sordina.gradients._kept_state import differing as differing
@@ -270,137 +270,6 @@ def rows_in(tensors: Sequence[Tensor], dims: Dims) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-DROPOUTS = {
-    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
-    "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
-}  # fmt: skip
-UNIFORM, NORMAL, YES, LONG, COUNT = (
-    (0.4, 1e-3, 0.996),
-    (0.3, -3.3, 3.3),
-    (1.0, 0.0, 1.0),
-    (0.7, 0.1, 3.0),
-    (1.0, 1.0, 2.0),
-)
-DRAWS = {
-    "rand": UNIFORM, "rand_like": UNIFORM, "uniform_": UNIFORM, "randn": NORMAL, "randn_like": NORMAL, "normal": NORMAL,
-    "normal_": NORMAL, "cauchy_": NORMAL, "bernoulli": YES, "bernoulli_": YES, "poisson": YES, "exponential_": LONG,
-    "log_normal_": LONG, "geometric_": COUNT, "random_": COUNT, "_standard_gamma": LONG, "binomial": YES,
-}  # fmt: skip
-"""What random numbers are replaced by: an ordinary value, a low one and a high one."""
-CASES = (0, 1, 2)
-"""Which of them: what a model does now and then, by the toss of a coin, is done in one of the cases."""
-COINS = {1: (8038, 16028), 2: (87393, 12774)}
-"""By case seeds of Python's numbers and of NumPy's whose first ones are low, or high: coins fall as they seldom do."""
-AS_DRAWN = 3
-"""Random numbers as they are, from a seed of one's own: for two runs of the same shapes."""
-TOSSES = 8
-"""How often a model that draws random numbers is tried with new ones."""
-RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
-"""Functions that drop values inside, and the place of the rate among their arguments."""
-
-
-def dropout_rate(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """The rate at which one of `RATES` drops values."""
-    place = RATES[name]
-    return float(args[place] if len(args) > place else kwargs.get("dropout_p", 0.0))
-
-
-WHOLE = {"randint", "randint_like", "multinomial"}
-"""Functions that draw whole numbers."""
-
-
-def _ends(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, int]:
-    """What whole numbers are replaced by: the least one, the same, and the largest."""
-    if name == "multinomial":
-        return 0, 0, (args[0] if args else kwargs["input"]).shape[-1] - 1
-    given = [each for each in args if isinstance(each, int)]
-    high = kwargs.get("high", given[-1] if given else 1)
-    low = kwargs.get("low", given[0] if len(given) + ("high" in kwargs) > 1 else 0)
-    return low, low, high - 1
-
-
-WATCHED = DROPOUTS | DRAWS.keys() | RATES.keys() | WHOLE | {"rrelu", "gumbel_softmax"}
-
-
-class WithoutChance(TorchFunctionMode):
-    """Dropout does nothing and every random number is the same, so that two runs can be compared.
-
-    What is drawn from ``own`` stays random: the rows that are made up, and what is asked about them.
-    """
-
-    def __init__(self, own: torch.Generator | None = None) -> None:
-        super().__init__()
-        self.own = own
-        self.case = 0
-        """Which of `CASES` is played."""
-        self.drew = False
-        """Whether random numbers were drawn, as of the last look at the `seeds`."""
-        self._seeds: list[int] = []
-        self._begun = states_of_chance()
-
-    def begin(self, case: int, seed: int = 0) -> None:
-        """Play a case from here on; ``seed`` is that of numbers as they are drawn, or of those nothing replaces."""
-        self.case, self._seeds = case, []
-        if case:
-            coins = (seed, seed) if case == AS_DRAWN or seed else COINS[case]
-            seed_chance(seed if case == AS_DRAWN else seed or case, *coins)
-        self._begun = states_of_chance()
-
-    def seeds(self) -> list[Any]:
-        """From which seeds random numbers came since, which may not depend on samples.
-
-        And of numbers as they are drawn how far they came: where that is the same, everybody got the same ones.
-        """
-        now = states_of_chance()
-        self.drew = now != self._begun
-        return [*self._seeds, torch.initial_seed(), *([now] if self.case == AS_DRAWN else [])]
-
-    def left(self, run: Callable[[int], list[Tensor]]) -> bool:
-        """Whether there is chance that nothing here replaces: that of compiled code, of NumPy or of Python.
-
-        Args:
-            run: Plays case 1 from a seed, and says what came of it.
-        """
-        first, moved_on = run(1), states_of_chance()[1:]
-        self.begin(1, 1)
-        if moved_on != self._begun[1:]:
-            return True
-        return any(not all(map(torch.equal, first, run(seed))) for seed in range(2, 10))
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if name not in WATCHED and "generator" not in kwargs:
-            return func(*args, **kwargs)
-        kwargs = dict(kwargs)
-        if name in DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if name == "rrelu":
-            return torch.nn.functional.leaky_relu(args[0], 0.2)
-        if name == "gumbel_softmax":
-            return torch.softmax(args[0], -1)
-        if name == "_standard_gamma" and self.case != AS_DRAWN:  # it has a gradient, which needs the result as it was
-            return args[0] * DRAWS[name][self.case]
-        if name in RATES:
-            if len(args) > RATES[name]:
-                args = [*args[: RATES[name]], 0.0, *args[RATES[name] + 1 :]]
-            elif "dropout_p" in kwargs:
-                kwargs["dropout_p"] = 0.0
-        result = func(*args, **kwargs)
-        generator = kwargs.get("generator")
-        if generator is not None and generator is not self.own:
-            self._seeds.append(generator.initial_seed())
-        foreign = generator is not self.own if self.case != AS_DRAWN else generator not in (None, self.own)
-        if name in DRAWS and isinstance(result, Tensor) and (foreign or self.own is None):
-            with torch.no_grad():
-                result.fill_(DRAWS[name][self.case % len(CASES)])
-        elif name in WHOLE and isinstance(result, Tensor) and (foreign or self.own is None):
-            with torch.no_grad():
-                result.fill_(_ends(name, args, kwargs)[self.case % len(CASES)])
-        return result
-
-
 def gone_back(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], upstream: Sequence[Tensor], retain: bool = False
 ) -> tuple[Tensor | None, ...]:
@@ -497,19 +366,6 @@ def kept_words(name: str) -> str:
     )
 
 
-def states_of_chance() -> tuple[bytes, Any, Any]:
-    """How far the generators of torch, of Python and of numpy have come."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (numpy[1].tobytes(), *numpy[2:])
-
-
-def seed_chance(seed: int, python: int | None = None, numpy: int | None = None) -> None:
-    """Have the generators of torch, of Python and of numpy begin anew, the latter two perhaps from other seeds."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed if python is None else python)
-    np.random.seed((seed if numpy is None else numpy) % 2**32)  # noqa: NPY002
-
-
 class Snapshot:
     """What a forward pass may change in a model besides its result: buffers, attributes, and the states of chance."""
 
@@ -527,7 +383,8 @@ class Snapshot:
         ]
         self._hooks = [(hooks, dict(hooks)) for module in model.modules() for hooks in _hooks(module)]
         self._values = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
-        self._chance = (torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
+        self.generators = Generators(model)
+        self._chance = self.generators.kept()
 
     def changed_buffers(self) -> list[str]:
         """Names of the buffers that do not hold the values they had."""
@@ -565,9 +422,8 @@ class Snapshot:
 
     def restore_chance(self) -> None:
         """Put the states of chance back, and nothing else."""
-        torch.set_rng_state(self._chance[0])
-        random.setstate(self._chance[1])
-        np.random.set_state(self._chance[2])  # noqa: NPY002
+        for put_back in self._chance:
+            put_back()
 
 
 def _hooks(module: nn.Module) -> list[dict[int, Any]]:

@@ -33,11 +33,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
+from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._reads import Company, Site, settled
 from sordina.gradients._rehearsal import (
-    AS_DRAWN,
-    CASES,
     CHANGES,
     CROWDS,
     FEW,
@@ -45,12 +44,10 @@ from sordina.gradients._rehearsal import (
     LOUD,
     MAKERS,
     ROOM,
-    TOSSES,
     Dims,
     Limits,
     Maker,
     Snapshot,
-    WithoutChance,
     aside,
     batch_dims,
     batch_sizes,
@@ -216,7 +213,7 @@ class Study:
         with (
             moved(self.model, self.generator, double),
             aside(self.model) as snapshot,
-            WithoutChance(self.generator) as chance,
+            WithoutChance(self.generator, snapshot.generators) as chance,
             torch.enable_grad(),
             self._unheard(),
         ):
@@ -268,6 +265,8 @@ class Study:
             self.recorder.muted -= 1
 
 
+IN_COMPANY = "on made-up rows, the model says something else of a sample in company than alone"
+SEEDED = "the model seeds random numbers in its forward pass, so that without a sample others get other ones"
 ON_MADE_UP_ROWS = "on made-up rows, replacing one sample changes what the model says of others"
 
 
@@ -400,7 +399,7 @@ class StructureTrial:
                 if self.chance.left(lambda seed: self._played(self.value, 1, seed)[0]):
                     self.study.recorder.dynamic = "the model draws random numbers where no test can hold them"
                     return
-                raise Mixing.because("on made-up rows, the model says something else of a sample in company than alone")
+                raise Mixing.because(SEEDED if self.chance.seeded else IN_COMPANY)
 
     def check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, rough: float = 1.0) -> None:
         """Refuse a model whose results for others change when a sample of ``value`` is replaced."""

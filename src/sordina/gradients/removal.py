@@ -23,14 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
-    CASES,
     CHANGES,
     Dims,
     Doubled,
     Snapshot,
-    WithoutChance,
     aside,
     chosen,
     gone_back,
@@ -41,8 +40,6 @@ from sordina.gradients._rehearsal import (
     part,
     replaced,
     scaled,
-    seed_chance,
-    states_of_chance,
 )
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, close, others_same, part_same
@@ -168,7 +165,7 @@ def _truly(model: nn.Module, run: Run, pair: tuple[Any, Any], same: Same, before
     runs of different shapes draw other numbers.
     """
     case = CHANCE.choice(CASES)
-    with WithoutChance() as chance:
+    with WithoutChance(generators=before.generators) as chance:
 
         def played(which: Any, case: int = case, seed: int = 0) -> tuple[list[Tensor], list[int]]:
             _again(model, before)
@@ -206,8 +203,8 @@ def _as_drawn(
     def played(which: Any, seed: int | None = None) -> tuple[list[Tensor], Any]:
         before.restore()
         if seed is not None:
-            seed_chance(seed)
-        return [tensor.detach() for tensor in run(which)], states_of_chance()
+            before.generators.seed(seed)
+        return [tensor.detach() for tensor in run(which)], before.generators.states()
 
     (one, left), (two, also_left) = map(played, pair)
     repeated = len(one) == len(seen) and all(close(a, b, None) for a, b in zip(one, seen, strict=True))
@@ -308,7 +305,7 @@ class _WayBack:
         Without double precision a ``twin`` tells, which differs in the sample: with its results' gradients at zero and
         the same shapes, all is the same to the last bit.
         """
-        with aside(self.model), torch.enable_grad(), WithoutChance(own=self.draw) as self.chance:
+        with aside(self.model), torch.enable_grad(), WithoutChance(self.draw, self.before.generators) as self.chance:
             found, single = self._off(value, _ALIKE)
             if not found:
                 return False

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import Unsupported
-from sordina.gradients._rehearsal import WithoutChance, aside, moved
+from sordina.gradients._chance import WithoutChance
+from sordina.gradients._rehearsal import aside, moved
 from sordina.gradients.one_by_one import TOLERANCE
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing

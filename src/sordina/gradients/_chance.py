@@ -1,0 +1,265 @@
+"""Chance in a model: the generators it draws from, and runs without chance, so that two of them can be compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sordina.gradients._kept_state import _foreign, _looked_into, _named, _of_pytorch
+
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState)
+EVERYBODYS: tuple[Any, ...] = (torch.default_generator, random._inst, np.random.mtrand._rand)
+"""Those of torch, of Python and of NumPy that a model need not hold to draw from them."""
+
+
+class Generators:
+    """All generators a model may draw from: everybody's, and those it holds itself (``self.rng = default_rng()``)."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        """Look for those in the attributes of ``model`` and of its parts, and those that their methods name."""
+        self.all: dict[int, Any] = {id(each): each for each in EVERYBODYS}
+        for each in () if model is None else held_by(model):
+            source = each.bit_generator if isinstance(each, np.random.Generator) else each
+            with suppress(Exception):  # one without a state, such as the operating system's
+                _put_state(source, _state(source))
+                self.all[id(source)] = source
+
+    def states(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """How far those of torch have come, and how far the others: equal if no number was drawn in between."""
+        torchs = tuple(_state(each).numpy().tobytes() for each in self.all.values() if _of_torch(each))
+        return torchs, tuple(_comparable(_state(each)) for each in self.all.values() if not _of_torch(each))
+
+    def kept(self) -> list[Callable[[], None]]:
+        """What puts all of them back to where they are now."""
+        return [partial(_put_state, each, _state(each)) for each in self.all.values()]
+
+    def seed(self, seed: int, case: int = 0) -> None:
+        """Have all begin anew, those with `COINS` from there if a ``case`` is given."""
+        coins = COINS.get(case, {})
+        for number, each in enumerate(self.all.values()):
+            own = seed + max(0, number + 1 - len(EVERYBODYS))
+            _seed(each, next((coin for kind, coin in coins.items() if isinstance(each, kind)), own))
+
+
+def held_by(model: nn.Module) -> Iterator[Any]:
+    """The generators that ``model``, its parts and their objects hold, and those that their methods name."""
+    seen: dict[int, Any] = {}
+    todo: list[tuple[Any, int]] = [(model, _DEEP)]
+    while todo:
+        value, deep = todo.pop()
+        if id(value) in seen or isinstance(value, Tensor | str | int | float | type(None)):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, GENERATORS):
+            yield value
+        elif isinstance(value, nn.Module):
+            todo += [(each, deep) for each in (*value._modules.values(), *_inside(value))]
+        elif deep:
+            todo += [(each, deep - 1) for each in _inside(value)]
+
+
+_DEEP, _LONG = 3, 256
+"""So deep is looked into what is no module, and at so many things in a list."""
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from islice(value.values(), _LONG)
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from islice(value, _LONG)
+    elif isinstance(value, nn.Module) or (_looked_into(value) and not isinstance(value, FunctionType)):
+        yield from (each for name, each in getattr(value, "__dict__", {}).items() if not _of_pytorch(value, name))
+        for kind in type(value).__mro__:
+            if not _foreign(kind.__module__):
+                for each in vars(kind).values():
+                    found = _named(each) if isinstance(each, FunctionType) else [(None, "", each)]
+                    yield from (each for _, _, each in found if isinstance(each, GENERATORS))
+
+
+def _of_torch(generator: Any) -> bool:
+    return isinstance(generator, torch.Generator)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.state
+
+
+def _put_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _seed(generator: Any, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    else:
+        generator.state = type(generator)(seed).state
+
+
+def _comparable(state: Any) -> Any:
+    """A state as a plain value."""
+    if isinstance(state, Mapping):
+        return tuple((key, _comparable(each)) for key, each in state.items())
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+DROPOUTS = {
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
+    "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
+}  # fmt: skip
+UNIFORM, NORMAL, YES, LONG, COUNT = (
+    (0.4, 1e-3, 0.996),
+    (0.3, -3.3, 3.3),
+    (1.0, 0.0, 1.0),
+    (0.7, 0.1, 3.0),
+    (1.0, 1.0, 2.0),
+)
+DRAWS = {
+    "rand": UNIFORM, "rand_like": UNIFORM, "uniform_": UNIFORM, "randn": NORMAL, "randn_like": NORMAL, "normal": NORMAL,
+    "normal_": NORMAL, "cauchy_": NORMAL, "bernoulli": YES, "bernoulli_": YES, "poisson": YES, "exponential_": LONG,
+    "log_normal_": LONG, "geometric_": COUNT, "random_": COUNT, "_standard_gamma": LONG, "binomial": YES,
+}  # fmt: skip
+"""What random numbers are replaced by: an ordinary value, a low one and a high one."""
+CASES = (0, 1, 2)
+"""Which of them: what a model does now and then, by the toss of a coin, is done in one of the cases."""
+COINS: dict[int, dict[type, int]] = {
+    1: {random.Random: 8038, np.random.RandomState: 16028, np.random.PCG64: 152659},
+    2: {random.Random: 87393, np.random.RandomState: 12774, np.random.PCG64: 6625},
+}
+"""By case seeds of Python's numbers and of NumPy's whose first ones are low, or high: coins fall as they seldom do."""
+AS_DRAWN = 3
+"""Random numbers as they are, from a seed of one's own: for two runs of the same shapes."""
+TOSSES = 8
+"""How often a model that draws random numbers is tried with new ones."""
+RATES = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
+"""Functions that drop values inside, and the place of the rate among their arguments."""
+
+
+def dropout_rate(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """The rate at which one of `RATES` drops values."""
+    place = RATES[name]
+    return float(args[place] if len(args) > place else kwargs.get("dropout_p", 0.0))
+
+
+WHOLE = {"randint", "randint_like", "multinomial"}
+"""Functions that draw whole numbers."""
+
+
+def _ends(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, int]:
+    """What whole numbers are replaced by: the least one, the same, and the largest."""
+    if name == "multinomial":
+        return 0, 0, (args[0] if args else kwargs["input"]).shape[-1] - 1
+    given = [each for each in args if isinstance(each, int)]
+    high = kwargs.get("high", given[-1] if given else 1)
+    low = kwargs.get("low", given[0] if len(given) + ("high" in kwargs) > 1 else 0)
+    return low, low, high - 1
+
+
+WATCHED = DROPOUTS | DRAWS.keys() | RATES.keys() | WHOLE | {"rrelu", "gumbel_softmax"}
+
+
+class WithoutChance(TorchFunctionMode):
+    """Dropout does nothing and every random number is the same, so that two runs can be compared.
+
+    What is drawn from ``own`` stays random: the rows that are made up, and what is asked about them.
+    """
+
+    def __init__(self, own: torch.Generator | None = None, generators: Generators | None = None) -> None:
+        super().__init__()
+        self.own, self.generators = own, generators or Generators()
+        self.case = 0
+        """Which of `CASES` is played."""
+        self.drew = False
+        """Whether random numbers were drawn, as of the last look at the `seeds`."""
+        self.seeded = False
+        """Whether the model seeds a generator itself, as of the last look at what is `left`: that is no chance."""
+        self._seeds: list[int] = []
+        self._begun = self.generators.states()
+
+    def begin(self, case: int, seed: int = 0) -> None:
+        """Play a case from here on; ``seed`` is that of numbers as they are drawn, or of those nothing replaces."""
+        self.case, self._seeds = case, []
+        if case:
+            self.generators.seed(seed if case == AS_DRAWN else seed or case, 0 if seed else case)
+        self._begun = self.generators.states()
+
+    def seeds(self) -> list[Any]:
+        """From which seeds random numbers came since, which may not depend on samples.
+
+        And of numbers as they are drawn how far they came: where that is the same, everybody got the same ones.
+        """
+        now = self.generators.states()
+        self.drew = now != self._begun
+        return [*self._seeds, torch.initial_seed(), *([now] if self.case == AS_DRAWN else [])]
+
+    def left(self, run: Callable[[int], list[Tensor]]) -> bool:
+        """Whether there is chance that nothing here replaces: that of compiled code, of NumPy or of Python.
+
+        Args:
+            run: Plays case 1 from a seed, and says what came of it.
+        """
+        first, moved_on = run(1), self.generators.states()[1]
+        self.begin(1, 1)
+        begun = self._begun[1]
+        if moved_on != begun:
+            run(2)
+            ends = zip(begun, moved_on, self.generators.states()[1], strict=True)
+            self.seeded = any(start != one == two for start, one, two in ends)
+            return not self.seeded
+        return any(not all(map(torch.equal, first, run(seed))) for seed in range(2, 10))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name not in WATCHED and "generator" not in kwargs:
+            return func(*args, **kwargs)
+        kwargs = dict(kwargs)
+        if name in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "rrelu":
+            return torch.nn.functional.leaky_relu(args[0], 0.2)
+        if name == "gumbel_softmax":
+            return torch.softmax(args[0], -1)
+        if name == "_standard_gamma" and self.case != AS_DRAWN:  # it has a gradient, which needs the result as it was
+            return args[0] * DRAWS[name][self.case]
+        if name in RATES:
+            if len(args) > RATES[name]:
+                args = [*args[: RATES[name]], 0.0, *args[RATES[name] + 1 :]]
+            elif "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        result = func(*args, **kwargs)
+        generator = kwargs.get("generator")
+        if generator is not None and generator is not self.own:
+            self._seeds.append(generator.initial_seed())
+        if self.case == AS_DRAWN and (generator is None or id(generator) in self.generators.all):
+            return result
+        if name in DRAWS and isinstance(result, Tensor) and (self.own is None or generator is not self.own):
+            with torch.no_grad():
+                result.fill_(DRAWS[name][self.case % len(CASES)])
+        elif name in WHOLE and isinstance(result, Tensor) and (self.own is None or generator is not self.own):
+            with torch.no_grad():
+                result.fill_(_ends(name, args, kwargs)[self.case % len(CASES)])
+        return result
