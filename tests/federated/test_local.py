@@ -8,9 +8,13 @@ import torch
 
 from sordina.accounting import Gaussian, Repeated, accountant
 from sordina.errors import InvalidInput
+from sordina.federated.algorithms.fedavg import ClippedGradient
+from sordina.federated.losses import mse
 from sordina.federated.messages import ClientResult
+from sordina.federated.objective import flat_parameters, of_module
+from sordina.federated.population import Population, RowOrder
 from sordina.federated.privacy.local import Local, RecordNoise
-from sordina.federated.privacy.placement import Facts
+from sordina.federated.privacy.placement import Facts, clipped_rows
 from sordina.privacy import Adjacency, Budget, Unit
 
 
@@ -50,6 +54,35 @@ def test_a_record_is_hidden_by_noise_of_its_own_bound():
 def test_record_noise_refuses_work_that_bounds_no_record():
     with pytest.raises(InvalidInput, match="ClippedGradient"):
         RecordNoise.within(Budget(1.0, 1e-5), 1).seal(outcome([[1.0]]), None, np.random.default_rng(0))
+
+
+def few_large_and_many_small(size):
+    """What a linear model on counted words gets: in single precision the small entries vanish beside the large."""
+    vector = torch.full((size,), 2.6e-4)
+    vector[:64] = 1.0
+    return 200 * vector
+
+
+def test_a_long_vector_is_clipped_to_the_threshold_and_no_more():
+    vectors = few_large_and_many_small(1_000_000)[None]
+    local = Local(clip=0.5, noise_multiplier=1e-9, delta=1e-5, participations=1)
+    sealed = local.seal(ClientResult(vectors, torch.ones(1)), None, np.random.default_rng(0)).vectors
+    assert float(sealed.double().norm()) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_record_of_a_large_model_is_clipped_to_the_threshold_and_no_more():
+    x = few_large_and_many_small(1_000_000)[None] / 200
+    model = torch.nn.Linear(x.shape[1], 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    work = ClippedGradient(of_module(model, mse), clip=1.0, divisor=1.0)
+    cohort = Population.of([(x, torch.full((1, 1), 100.0))]).cohort(np.array([0]))
+    made, _ = work.run({"model": flat_parameters(model)}, cohort, {}, RowOrder())
+    assert float(made.vectors.double().norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_rows_that_cannot_be_clipped_become_zero():
+    rows = torch.tensor([[math.inf, 1.0], [math.nan, 1.0], [3e38, 3e38], [3e-30, 4e-30], [0.0, 0.0]])
+    assert clipped_rows(rows, 1e-30).double().norm(dim=1).tolist() == pytest.approx([0, 0, 0, 1e-30, 0], rel=1e-5)
 
 
 def test_nobody_answering_is_no_release():

@@ -92,7 +92,7 @@ def test_a_walk_is_for_convex_losses_on_bounded_rows():
     people.train.x[0] = math.nan
     people.train.x[1] = 1e30
     rows, bound = _walkable(people, PeerSettings("walk", "complete"))
-    assert rows.x.norm(dim=1).max() <= 1
+    assert rows.x.double().norm(dim=1).max() <= 1
     for value in (0.0, 50.0, -50.0):
         gradient = people.objective.gradient(torch.full((16, 8), value), rows.cohort(np.arange(16)).whole())
         assert gradient.norm(dim=1).max() <= bound

@@ -13,6 +13,7 @@ from sordina.federated.algorithms.algorithm import LocalSteps, everyone, sizes, 
 from sordina.federated.messages import Arrays, ClientResult, Release
 from sordina.federated.objective import Batch, Objective
 from sordina.federated.population import Cohort, RowOrder
+from sordina.federated.privacy.placement import clipped_rows
 from sordina.privacy import check_positive
 
 # FedSGD, FedAvg and FedProx at the server: add the mean update (004 2.3, 2.4.2; 002).
@@ -143,7 +144,5 @@ class ClippedGradient:
             rows = slice(first, first + self.rows_at_once)
             batch = Batch(x[rows, None], y[rows, None], torch.ones(len(x[rows]), 1, dtype=model.dtype))
             gradients = self.objective.gradient(model.expand(len(batch.x), -1), batch)
-            norms = gradients.norm(dim=1, keepdim=True)
-            clipped = torch.where(norms.isfinite(), gradients * (self.clip / norms).clamp(max=1.0), 0.0)
-            total.index_add_(0, owner[rows], clipped)
+            total.index_add_(0, owner[rows], clipped_rows(gradients, self.clip))
         return ClientResult(-total / self.divisor, sizes(cohort), record_bound=self.clip / self.divisor), state

@@ -46,7 +46,7 @@ from sordina.federated.decentralized.graphs import CommunicationGraph, named
 from sordina.federated.decentralized.lattice import add_fine_gaussian, drawn, effective, step_for
 from sordina.federated.decentralized.walk import CAVEAT, WalkPlan, linear_bounds, walk_noise
 from sordina.federated.population import Population
-from sordina.federated.privacy.placement import PrivacyStatement
+from sordina.federated.privacy.placement import PrivacyStatement, clipped_rows
 from sordina.federated.problem import FederatedProblem, Score
 from sordina.privacy import Adjacency, Budget, Unit, check_positive, check_seed, delta_warning, format_up
 from sordina.random import add_gaussian, generator, releasable
@@ -473,7 +473,5 @@ def _walkable(problem: FederatedProblem, settings: PeerSettings) -> tuple[Popula
     if settings.learning_rate > 2 / smooth:
         raise InvalidInput(f"a walk's learning rate is at most {2 / smooth:g}, or steps are no contractions.")
     people = problem.train
-    rows = people.x.flatten(1)
-    norms = rows.norm(dim=1, keepdim=True)
-    safe = torch.where(norms.isfinite(), rows, 0.0) / norms.nan_to_num(1.0, 1.0, 1.0).clamp(min=1.0) * (1 - 1e-6)
+    safe = clipped_rows(people.x.flatten(1), 1 - 1e-5)
     return Population(safe.reshape(people.x.shape), people.y, people.sizes, people.numbers), bound

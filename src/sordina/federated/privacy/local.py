@@ -7,15 +7,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sordina.accounting import Gaussian, Repeated, accountant, noise_multiplier
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.population import ClientSelection
 from sordina.federated.privacy.accounts import Leakage, exact
-from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement
+from sordina.federated.privacy.placement import Facts, FederationFacts, Placed, PrivacyStatement, clipped_rows
 from sordina.privacy import Adjacency, Budget, Unit, check_delta, check_positive, format_up
 from sordina.private_step import add_noise
 
@@ -87,7 +85,7 @@ class Local:
 
     def seal(self, outcome: ClientResult, state: None, rng: np.random.Generator) -> ClientUpdate:
         """Clip and noise every client's vector."""
-        clipped = _shrink(outcome.vectors, self.clip)
+        clipped = clipped_rows(outcome.vectors, self.clip)
         scale = 2 * self.clip * self.noise_multiplier
         return ClientUpdate(vectors=add_noise(clipped, scale, rng))
 
@@ -174,9 +172,3 @@ class RecordNoise:
         details = {"noise_multiplier": self.noise_multiplier, "limit": self.participations}
         adjacency = Adjacency.ADD_REMOVE
         return PrivacyStatement("record", words, True, epsilon, self.delta, Unit.RECORD, details, event, adjacency)
-
-
-def _shrink(vectors: Tensor, clip: float) -> Tensor:
-    norms = vectors.norm(dim=1, keepdim=True)
-    factor = (clip / norms).clamp(max=1.0)
-    return torch.where(norms.isfinite(), vectors * factor, 0.0)

@@ -13,12 +13,15 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sordina.accounting import Event
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate, Release
 from sordina.federated.population import ClientSelection, ClientsInTurn, SampledClients
 from sordina.federated.privacy.accounts import Leakage
+from sordina.gradients.norms import squared_lengths
 from sordina.privacy import Adjacency, Unit, delta_warning
 from sordina.sampling import FixedSize
 
@@ -299,3 +302,22 @@ class ClearUpdates:
         """That there is no privacy."""
         words = "No privacy: the server sees every client's update in the clear."
         return PrivacyStatement("none", words, sound=True)
+
+
+def clipped_rows(vectors: Tensor, threshold: float) -> Tensor:
+    """Rows that are no longer than ``threshold (1 + 1e-5)``; a row that is not finite, or as good as that, becomes 0.
+
+    A plain norm in single precision loses small entries beside large ones, and the row would stay too long.
+
+    Args:
+        vectors: One row for each client or record.
+        threshold: The bound.
+
+    >>> clipped_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("nan"), 1.0]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000],
+            [0.0000, 0.0000]])
+    """
+    norms = squared_lengths(vectors).sqrt_()[:, None]
+    usable = norms * torch.finfo(vectors.dtype).tiny < threshold  # so the factor keeps its digits
+    return torch.where(usable, vectors * (threshold / norms).clamp_(max=1.0).to(vectors), 0.0)
