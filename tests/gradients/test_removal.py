@@ -450,6 +450,30 @@ def test_a_count_of_calls_is_no_memory_of_data():
             engine.record(model(torch.randn(16, 6)).square().sum(1))
 
 
+class CountsAlone(WarmsUp):
+    """The same in a buffer, a number and a list, with random numbers for which it runs one sample at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.number, self.list = 0, []
+
+    def forward(self, x):
+        self.number += 1
+        self.list.append(self.number)
+        opened = self.number / 10 + len(self.list) / 10
+        return super().forward(x * torch.from_numpy(np.random.random(x.shape)).to(x)) * opened  # noqa: NPY002
+
+
+def test_one_sample_at_a_time_a_count_of_calls_is_one_of_batches():
+    """It had counted samples: refused as mixing 24 times in 24, or what the others got hung on how many came before."""
+    model = CountsAlone()
+    with Engine(model, public_buffers=["calls"]) as engine:
+        for _ in range(10):
+            engine.test_next()
+            engine.record(model(torch.randn(16, 6)).square().sum(1))
+    assert (model.number, int(model.calls), model.list) == (10, 10, list(range(1, 11)))
+
+
 class Twice(nn.Module):
     """A weight times itself: its gradient is pulled back to it through the graph of the forward pass."""
 

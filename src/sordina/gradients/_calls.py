@@ -19,6 +19,7 @@ from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
+    Attributes,
     Dims,
     Doubled,
     Snapshot,
@@ -320,7 +321,8 @@ class Calls:
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
-        return self._muted(run_apart, self.run, value, structure.inputs, rows, structure.outputs)  # type: ignore[no-any-return]
+        again = Attributes(self.model, self.public_buffers).restore
+        return self._muted(run_apart, self.run, value, structure.inputs, rows, structure.outputs, again)  # type: ignore[no-any-return]
 
     def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.muted += 1

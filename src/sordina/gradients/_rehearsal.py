@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, product
 from typing import Any
@@ -366,21 +366,56 @@ def kept_words(name: str) -> str:
     )
 
 
+class Attributes:
+    """What the modules of a model keep in their attributes, and in buffers that may change, to be put back."""
+
+    def __init__(self, model: nn.Module, buffers: Collection[str] = ()) -> None:
+        """Remember all attributes, and the ``buffers`` of these names."""
+        modules = list(model.named_modules())
+        self._modules = [
+            (module, {key: each for key, each in vars(module).items() if key not in PARTS}) for _, module in modules
+        ]
+        self._filled = [
+            (attributes, key, id(each), copy.copy(each))
+            for _, attributes in self._modules
+            for key, each in attributes.items()
+            if type(each) in (list, dict, set)
+        ]
+        self._buffers = [
+            (module._buffers, key, buffer, buffer.detach().clone())
+            for prefix, module in (modules if buffers else ())
+            for key, buffer in module._buffers.items()
+            if buffer is not None and (f"{prefix}.{key}" if prefix else key) in buffers
+        ]
+
+    def restore(self) -> None:
+        """Put everything back; a list that was filled is replaced by what it was, one that several share by one."""
+        fresh: dict[int, Any] = {}
+        for attributes, key, number, filled in self._filled:
+            if list(map(id, _items(attributes[key]))) != list(map(id, _items(filled))):
+                attributes[key] = fresh.setdefault(number, copy.copy(filled))
+        for module, attributes in self._modules:
+            for key in module.__dict__.keys() - attributes.keys() - PARTS:
+                del module.__dict__[key]
+            module.__dict__.update(attributes)
+        for table, key, buffer, value in self._buffers:
+            table[key] = buffer
+            if not same(buffer, value):
+                with torch.no_grad():
+                    buffer.copy_(value)
+
+
+def _items(filled: list[Any] | dict[Any, Any] | set[Any]) -> list[Any]:
+    return [*filled, *(filled.values() if isinstance(filled, dict) else ())]
+
+
 class Snapshot:
     """What a forward pass may change in a model besides its result: buffers, attributes, and the states of chance."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._modules = [
-            (module, {key: each for key, each in vars(module).items() if key not in PARTS}, dict(module._buffers))
-            for module in model.modules()
-        ]
-        self._filled = [
-            (attributes, key, copy.copy(each))
-            for _, attributes, _ in self._modules
-            for key, each in attributes.items()
-            if type(each) in (list, dict, set)
-        ]
+        self._attributes = Attributes(model)
+        self._modules = [(module, dict(module._buffers)) for module in model.modules()]
         self._hooks = [(hooks, dict(hooks)) for module in model.modules() for hooks in _hooks(module)]
         self._values = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
         self.generators = Generators(model)
@@ -389,7 +424,7 @@ class Snapshot:
     def changed_buffers(self) -> list[str]:
         """Names of the buffers that do not hold the values they had."""
         names = []
-        known = {id(module): buffers for module, _, buffers in self._modules}
+        known = {id(module): buffers for module, buffers in self._modules}
         for prefix, module in self.model.named_modules():
             before = known.get(id(module), {})
             for name, buffer in module._buffers.items():
@@ -402,12 +437,8 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back."""
-        for attributes, key, filled in self._filled:
-            attributes[key] = copy.copy(filled)
-        for module, attributes, buffers in self._modules:
-            for key in module.__dict__.keys() - attributes.keys() - PARTS:
-                del module.__dict__[key]
-            module.__dict__.update(attributes)
+        self._attributes.restore()
+        for module, buffers in self._modules:
             module._buffers.clear()
             module._buffers.update(buffers)
             for buffer in buffers.values():

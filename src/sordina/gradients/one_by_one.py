@@ -83,11 +83,21 @@ class BackwardPiece:
 
 
 def run_apart(
-    forward: Callable[..., Any], value: tuple[Any, Any], dims: Dims, rows: int, placements: SamplePlacements
+    forward: Callable[..., Any],
+    value: tuple[Any, Any],
+    dims: Dims,
+    rows: int,
+    placements: SamplePlacements,
+    put_back: Callable[[], None],
 ) -> tuple[Any, Apart]:
-    """The model's result on ``rows`` samples, each run alone, and how to go back from it."""
+    """The model's result on ``rows`` samples, each run alone, and how to go back from it.
+
+    Each begins with the model as it was, which ``put_back`` sees to: what counts calls counts batches.
+    """
     results = []
     for row in range(rows):
+        if row:
+            put_back()
         args, kwargs = part(value, dims, row)
         results.append(forward(*args, **kwargs))
     parts = [list(tensors_in([result])) for result in results]
