@@ -108,6 +108,47 @@ def test_numbers_that_a_model_seeds_itself_are_not_chance():
         model(torch.randn(8, 6))
 
 
+class SeedsItself(nn.Module):
+    """Random numbers by seeds that everybody may know."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.number, self.own = kind, 0, torch.Generator().manual_seed(3)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        self.number += 1
+        h, new = self.first(x), torch.Generator().manual_seed(self.number)
+        if self.kind == "everybody's":
+            torch.manual_seed(42)
+            h = nn.functional.dropout(h, 0.5)
+        elif self.kind == "its own":
+            h = h + torch.randn(h.shape, generator=self.own.manual_seed(3), dtype=h.dtype)
+        elif self.kind == "a new one":
+            h = h * (torch.rand(h.shape, generator=new) < 0.5)
+        else:
+            h = h @ torch.randn(8, 8, generator=new, dtype=h.dtype)
+        return self.last(h)
+
+
+@pytest.mark.parametrize("kind", ["everybody's", "its own", "a new one"])
+def test_numbers_by_a_seed_of_the_forward_pass_are_no_chance(kind):
+    """Without a sample, others get other ones that everybody knows: 5 to 9 times the bound."""
+    model, x = SeedsItself(kind), torch.randn(8, 6)
+    torch.manual_seed(42)
+    with Engine(model), pytest.raises(Mixing, match="seeds random numbers"):
+        model(x)
+
+
+def test_numbers_by_a_seed_that_are_the_same_for_all_are_no_mixing(caplog):
+    model, x = SeedsItself("a projection"), torch.randn(8, 6)
+    with Engine(model) as engine:
+        for _ in range(5):
+            engine.test_next()
+            engine.record(model(x).square().sum(1))
+    assert "one sample at a time" not in caplog.text
+
+
 def test_coins_fall_as_they_seldom_do():
     holder = nn.Module()
     holder.all = [KINDS[kind](0) for kind in ("python", "numpy", "old numpy")]

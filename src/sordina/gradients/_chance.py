@@ -20,6 +20,8 @@ from sordina.gradients._kept_state import _foreign, _looked_into, _named, _of_py
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState)
 EVERYBODYS: tuple[Any, ...] = (torch.default_generator, random._inst, np.random.mtrand._rand)
 """Those of torch, of Python and of NumPy that a model need not hold to draw from them."""
+UNUSUAL = 0xC01D_5F32_D0
+"""From here on seeds are counted: a model will hardly seed by them; the first numbers of eight are spread evenly."""
 
 
 class Generators:
@@ -33,6 +35,14 @@ class Generators:
             with suppress(Exception):  # one without a state, such as the operating system's
                 _put_state(source, _state(source))
                 self.all[id(source)] = source
+        self._seeds = {id(each): {each.initial_seed()} for each in self.all.values() if _of_torch(each)}
+
+    def seeded_by_others(self, generator: torch.Generator) -> bool:
+        """Whether a generator of torch was seeded by somebody else since, or is a new one that was not used yet."""
+        if id(generator) in self._seeds:
+            return generator.initial_seed() not in self._seeds[id(generator)]
+        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        return torch.equal(fresh.get_state(), generator.get_state())
 
     def states(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """How far those of torch have come, and how far the others: equal if no number was drawn in between."""
@@ -47,8 +57,15 @@ class Generators:
         """Have all begin anew, those with `COINS` from there if a ``case`` is given."""
         coins = COINS.get(case, {})
         for number, each in enumerate(self.all.values()):
-            own = seed + max(0, number + 1 - len(EVERYBODYS))
+            own = seed + UNUSUAL + max(0, number + 1 - len(EVERYBODYS))
             _seed(each, next((coin for kind, coin in coins.items() if isinstance(each, kind)), own))
+            if _of_torch(each):
+                self._seeds[id(each)] |= {each.initial_seed()}
+
+    def begin_anew(self) -> None:
+        """Seed all by what nobody else seeds them by."""
+        self._seeds = {key: set() for key in self._seeds}
+        self.seed(0)
 
 
 def held_by(model: nn.Module) -> Iterator[Any]:
@@ -194,13 +211,14 @@ class WithoutChance(TorchFunctionMode):
         self.drew = False
         """Whether random numbers were drawn, as of the last look at the `seeds`."""
         self.seeded = False
-        """Whether the model seeds a generator itself, as of the last look at what is `left`: that is no chance."""
+        """Whether the model was seen to seed a generator itself: that is no chance."""
+        self._new: list[torch.Generator] = []
         self._seeds: list[int] = []
         self._begun = self.generators.states()
 
     def begin(self, case: int, seed: int = 0) -> None:
         """Play a case from here on; ``seed`` is that of numbers as they are drawn, or of those nothing replaces."""
-        self.case, self._seeds = case, []
+        self.case, self._seeds, self._new = case, [], []
         if case:
             self.generators.seed(seed if case == AS_DRAWN else seed or case, 0 if seed else case)
         self._begun = self.generators.states()
@@ -226,9 +244,19 @@ class WithoutChance(TorchFunctionMode):
         if moved_on != begun:
             run(2)
             ends = zip(begun, moved_on, self.generators.states()[1], strict=True)
-            self.seeded = any(start != one == two for start, one, two in ends)
+            self.seeded |= any(start != one == two for start, one, two in ends)
             return not self.seeded
         return any(not all(map(torch.equal, first, run(seed))) for seed in range(2, 10))
+
+    def _seeded(self, generator: torch.Generator) -> bool:
+        """Whether the model seeded ``generator``, or made it, in this run: its numbers stay what they are."""
+        new = any(each is generator for each in self._new)
+        if not new and not self.generators.seeded_by_others(generator):
+            return False
+        if not new and id(generator) not in self.generators.all:
+            self._new.append(generator)
+        self._seeds.append(generator.initial_seed())
+        return True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -236,7 +264,10 @@ class WithoutChance(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name not in WATCHED and "generator" not in kwargs:
             return func(*args, **kwargs)
-        kwargs = dict(kwargs)
+        kwargs, generator = dict(kwargs), kwargs.get("generator")
+        if (generator is None or generator is not self.own) and self._seeded(generator or torch.default_generator):
+            self.seeded = True
+            return func(*args, **kwargs)
         if name in DROPOUTS:
             return args[0] if args else kwargs["input"]
         if name == "rrelu":
@@ -251,7 +282,6 @@ class WithoutChance(TorchFunctionMode):
             elif "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
         result = func(*args, **kwargs)
-        generator = kwargs.get("generator")
         if generator is not None and generator is not self.own:
             self._seeds.append(generator.initial_seed())
         if self.case == AS_DRAWN and (generator is None or id(generator) in self.generators.all):

@@ -451,6 +451,11 @@ class Snapshot:
                 hooks.update(those)
         self.restore_chance()
 
+    def renew_chance(self) -> None:
+        """Have random numbers begin anew, here and wherever they are put back to from now on."""
+        self.generators.begin_anew()
+        self._chance = self.generators.kept()
+
     def restore_chance(self) -> None:
         """Put the states of chance back, and nothing else."""
         for put_back in self._chance:
@@ -463,16 +468,26 @@ def _hooks(module: nn.Module) -> list[dict[int, Any]]:
 
 
 @contextmanager
-def aside(model: nn.Module) -> Iterator[Snapshot]:
-    """Run the model in here as often as you like: afterwards it is as it was."""
+def aside(model: nn.Module, anew: bool = False) -> Iterator[Snapshot]:
+    """Run the model in here as often as you like: afterwards it is as it was.
+
+    Args:
+        model: What is run.
+        anew: Whether random numbers begin anew in here, from where the snapshot puts them back to.
+    """
     rates = [(module, module.dropout) for module in model.modules() if isinstance(module, nn.RNNBase)]
     for module, _ in rates:
         module.dropout = 0.0
     snapshot = Snapshot(model)
+    chance = snapshot.generators.kept()
+    if anew:
+        snapshot.renew_chance()
     try:
         yield snapshot
     finally:
         snapshot.restore()
+        for put_back in chance:
+            put_back()
         torch.clear_autocast_cache()  # weights that were cast without gradients would have none
         for module, rate in rates:
             module.dropout = rate

@@ -212,7 +212,7 @@ class Study:
         few, _ = batch_sizes(value)
         with (
             moved(self.model, self.generator, double),
-            aside(self.model) as snapshot,
+            aside(self.model, anew=True) as snapshot,
             WithoutChance(self.generator, snapshot.generators) as chance,
             torch.enable_grad(),
             self._unheard(),
