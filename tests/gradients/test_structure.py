@@ -694,6 +694,16 @@ def test_time_that_is_as_long_as_the_batch_is_not_taken_for_samples():
     assert torch.allclose(found, torch.cat(alone), rtol=1e-4)
 
 
+def test_time_as_long_as_the_first_batch_is_refused_with_the_remedy():
+    """Losses alone cannot tell samples from time: by a mean over the wrong dimension time would be clipped."""
+    model, x = nn.Linear(4, 3), torch.randn(6, 6, 4)
+    with Engine(model) as engine:
+        engine.expect(6)
+        losses = model(x).mean(0).square().sum(1)
+        with pytest.raises(Mixing, match="batch_first"):
+            engine.record(losses)
+
+
 class LearnedBias(nn.Module):
     """Attention with dropout and a learned bias, as T5 has it."""
 

@@ -474,8 +474,13 @@ def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int =
     The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
     reach their own results only.
     """
-    with torch.autograd.set_detect_anomaly(False):  # it would stop at the probe's own NaN
-        _check_losses_apart(losses, calls, probes)
+    try:
+        with torch.autograd.set_detect_anomaly(False):  # it would stop at the probe's own NaN
+            _check_losses_apart(losses, calls, probes)
+    except Mixing as error:
+        if any(call.structure.unclear for call in calls):
+            raise Mixing(f"{error} {UNCLEAR}") from error
+        raise
 
 
 def _check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int) -> None:
@@ -501,6 +506,10 @@ def _check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int)
                 raise Mixing.because(LOSSES_MIX)
 
 
+UNCLEAR = (
+    "Or the samples do not lie in the first dimension of the model's input (time first): here another one is as long, "
+    "and nobody can tell. Put samples first (batch_first=True), or call the model on a batch of another size before."
+)
 LOSSES_MIX = (
     "the loss of one sample depends on the model's results for others (or on a result that is not one per sample)"
 )
