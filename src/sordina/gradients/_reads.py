@@ -44,7 +44,7 @@ SHAPES = {
 """Operations that take nothing of a tensor but its shape and type."""
 SKIPPED = (
     "torch.overrides", "torch.utils._python_dispatch", "sordina.gradients._reads", "sordina.gradients._rehearsal",
-    "sordina.gradients._tracing", "sordina.gradients._operations",
+    "sordina.gradients._chance", "sordina.gradients._tracing", "sordina.gradients._operations",
 )  # fmt: skip
 """Modules that stand between a line that reads and what notes it."""
 TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")
