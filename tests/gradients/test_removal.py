@@ -474,6 +474,20 @@ def test_one_sample_at_a_time_a_count_of_calls_is_one_of_batches():
     assert (model.number, int(model.calls), model.list) == (10, 10, list(range(1, 11)))
 
 
+def test_a_batch_with_a_row_that_fails_is_counted_once():
+    """It had been twice, so that a removal test with a row that is no number called annealing by calls mixing."""
+    model = CountsAlone()
+
+    def finite(batch):
+        outputs = model(batch)
+        if not outputs.isfinite().all():
+            raise ValueError("not a number")
+        return outputs.square().sum(1)
+
+    FailingRows(model, finite, None)(torch.full((4, 6), 2.0).index_fill(0, torch.tensor([1]), float("nan")))
+    assert (model.number, int(model.calls), model.list) == (1, 1, [1])
+
+
 class Twice(nn.Module):
     """A weight times itself: its gradient is pulled back to it through the graph of the forward pass."""
 

@@ -20,7 +20,7 @@ from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
 from sordina.gradients._kept_state import KeptState
-from sordina.gradients._rehearsal import Dims, aside, part
+from sordina.gradients._rehearsal import Attributes, Dims, aside, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.models.metrics import accuracy, class_scores, number_scores
@@ -397,7 +397,7 @@ class FailingRows:
         model: What ``losses`` calls.
         losses: From a batch to one loss per row.
         engine: Listens to the model, if anybody does.
-        loss: What of ``losses`` may keep a state, which counts a batch once.
+        loss: What of ``losses`` may keep a state, which counts a batch once, as that of the model does.
     """
 
     def __init__(
@@ -409,10 +409,12 @@ class FailingRows:
         """The losses of ``batch``."""
         before = KeptState(self.loss)
         try:
+            model = Attributes(self.model, [name for name, each in self.model.named_buffers() if each.numel() == 1])
             return self.losses(batch)
         except SordinaError:
             raise
         except Exception as error:
+            model.restore()
             return self._without_failing(batch, error, before)
 
     def _without_failing(self, batch: Any, error: Exception, before: KeptState) -> Tensor:
