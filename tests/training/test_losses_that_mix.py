@@ -53,6 +53,11 @@ def test_statistics_of_the_batch_are_refused(loss):
         per_sample(loss)(torch.randn(5, 2), torch.randn(5, 2))
 
 
+def _noisy(outputs, target):
+    """Numbers that torch draws in blocks, so that fewer rows get others: that had been taken for mixing."""
+    return F.cross_entropy(outputs + torch.randn_like(outputs), target, reduction="none")
+
+
 SOUND = {
     "classes": (F.cross_entropy, (6, 4), torch.tensor([0, 1, 2, 3, 0, 1])),
     "one class": (F.cross_entropy, (6, 1), torch.zeros(6, dtype=torch.long)),
@@ -70,6 +75,9 @@ SOUND = {
     "hinge": (named.hinge, (6, 1), torch.ones(6, dtype=torch.long)),
     "signs": (F.soft_margin_loss, (6,), torch.ones(6)),
     "unknown labels": (F.cross_entropy, (6, 4), torch.full((6,), -100)),
+    "noise": (_noisy, (6, 4), torch.zeros(6, dtype=torch.long)),
+    "noise twice": (lambda o, y: _noisy(o + torch.rand(len(o), 1), y), (6, 4), torch.zeros(6, dtype=torch.long)),
+    "a distribution": (lambda o, y: torch.distributions.Normal(o, 2.0).rsample().square() * y, (6,), torch.ones(6)),
 }  # fmt: skip
 
 
@@ -165,3 +173,18 @@ def test_losses_cut_at_a_median_of_the_batch_are_refused():
 
     with pytest.raises(InvalidInput, match="depends on other samples"):
         per_sample(trimmed)(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))
+
+
+@pytest.mark.parametrize("what", ["shared", "seeded", "divided"])
+def test_noise_hides_no_mixing(what):
+    """Weights that add up to the size of the batch, noise by a public seed, losses divided by the size."""
+
+    def loss(outputs, target):
+        if what == "seeded":
+            torch.manual_seed(7)
+        weights = torch.randn(len(outputs)).square()
+        each = F.cross_entropy(outputs, target, reduction="none") * weights
+        return each / weights.mean() if what == "shared" else each / len(each) if what == "divided" else each
+
+    with pytest.raises(InvalidInput):
+        per_sample(loss)(torch.rand(6, 4), torch.zeros(6, dtype=torch.long))

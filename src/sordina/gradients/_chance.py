@@ -293,3 +293,38 @@ class WithoutChance(TorchFunctionMode):
             with torch.no_grad():
                 result.fill_(_ends(name, args, kwargs)[self.case % len(CASES)])
         return result
+
+
+class InOrder(TorchFunctionMode):
+    """Random numbers in the order of the rows, so that fewer rows get those that the first of many get.
+
+    Normal numbers come from torch in blocks, and a second draw begins where the first one ended: both depend on how
+    many there are. Numbers that the code in here seeds itself stay what they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, name, own = kwargs or {}, getattr(func, "__name__", ""), torch.default_generator
+        drawn = name in WATCHED and kwargs.get("generator") is None
+        if not drawn or own.initial_seed() != UNUSUAL + self._drawn:
+            return func(*args, **kwargs)
+        self._drawn += 1
+        result = func(*args, **kwargs)
+        own.manual_seed(UNUSUAL + self._drawn)
+        if name in NORMALS:
+            given = args if name == "normal" else args[1:] if name == "normal_" else ()
+            mean, deviation = (*given[:2], *(kwargs.get(key, key == "std") for key in ("mean", "std")[len(given) :]))
+            with torch.no_grad():
+                even = torch.rand(result.shape, dtype=torch.float64, device=result.device)
+                result.copy_(torch.special.ndtri(even.clamp(1e-9, 1 - 1e-9)) * deviation + mean)
+            own.manual_seed(UNUSUAL + self._drawn)
+        return result
+
+
+NORMALS = {"randn", "randn_like", "normal", "normal_"}
+"""Functions that draw normal numbers."""
