@@ -1,8 +1,9 @@
 """What each technique adds at the same budget, on the development pool: `python -m benchmarks.techniques digits`.
 
 Every line trains the data set's default model with one thing changed, over a few seeds that all lines share; the
-difference to the plain run is paired by seed. Test parts of the development pool choose nothing but whether a technique
-is kept (digits, Adult, AG News, MNIST with a network); the report pool is not here.
+difference to the first line is paired by seed (`--only` puts another line first). Test parts of the development pool
+choose nothing but whether a technique is kept (digits, Adult, AG News, MNIST with a network); the report pool is not
+here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+from sordina import models
 from sordina.mechanisms.correlated import BandedNoise, LambdaCGD, sum_error
 from sordina.plan import make_plan
 from sordina.privacy import Budget
@@ -27,6 +29,8 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "4 views": {"views": 4},
     "4 views, tail average": {"views": 4, "averaging": "tail"},
     "weight standardisation": {"model": "-ws"},
+    "network of 200 units": {"model": "mlp", "options": {"hidden": 200}},
+    "on 30 private components": {"model": "pca-mlp", "options": {"hidden": 200, "components": 30}},
     "AdamBC": {"optimizer": "adam-bc", "learning_rate": 3e-3},
     "AdamWOSM": {"optimizer": "adam-wosm", "clipping": "fixed", "threshold": 0.1},
     "banded noise": {"noise": "banded"},
@@ -100,9 +104,11 @@ def main() -> None:
         wanted = options(asked.dataset, name)
         if wanted is None:
             continue
-        found = []
+        own, found = wanted.pop("options", None), []
         for seed in range(asked.seeds):
             trainer = replace(base, seed=seed, **wanted).trainer(data, track_epsilon=False, validate_every=10**9)
+            if own is not None:
+                trainer.model = models.build_for(data, wanted["model"], seed=seed, **own)
             found.append(100 * summary(trainer.fit(data.train, validation=data.test))["test_accuracy"])
         plain = plain or found
         apart = [one - other for one, other in zip(found, plain, strict=True)]

@@ -51,6 +51,13 @@ def test_who_states_no_schedule_gets_one():
     assert run.steps >= 60
 
 
+def test_few_strong_steps_become_more_steps_of_smaller_batches():
+    budget = Budget(3.0, 1e-5)
+    assert planned_schedule(budget, 60000, 26010) == (2048, 20.0)
+    assert planned_schedule(budget, 60000, 26010, batch_size=4096) == (4096, 20.0)
+    assert planned_schedule(Budget(1.0, 1e-5), 32561, 5000) == (1024, 10.0), "where noise is the limit, nothing changes"
+
+
 def test_adam_bc_is_its_formula():
     weight = torch.zeros(3, requires_grad=True)
     optimizer = AdamBC([weight], lr=0.1, betas=(0.9, 0.9), floor=0.5)
