@@ -189,7 +189,12 @@ class WidthCheck:
     def _differ(self, wide: dict[str, Any], cut: dict[str, Any], generator: torch.Generator | None) -> bool:
         for double in (True, False):
             try:
-                with torch.no_grad(), aside(self.model), WithoutChance(), moved(self.model, generator, double=double):
+                with (
+                    torch.no_grad(),
+                    aside(self.model),
+                    WithoutChance(generator),
+                    moved(self.model, generator, double=double),
+                ):
                     one, two = (torch.nan_to_num(self.losses(each)) for each in (wide, cut))
             except Exception:
                 if not double:
