@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sordina.gradients import Engine
-from sordina.gradients._chance import COINS, Generators
+from sordina.gradients._chance import COINS, Generators, WithoutChance
 from sordina.gradients.structure import Mixing
 
 KINDS = {
@@ -157,3 +157,13 @@ def test_coins_fall_as_they_seldom_do():
         generators.seed(case, case)
         low = [float(_drawn(rng)) for rng in holder.all]
         assert max(low) < 0.03 if case == 1 else min(low) > 0.97
+
+
+def test_a_value_that_is_no_number_is_no_chance():
+    """It differed from itself: one such record could decide that all samples run one at a time."""
+    snapshot = Generators().kept()
+    with WithoutChance() as chance:
+        assert not chance.left(lambda seed: chance.begin(1, seed) or [torch.tensor([float("nan"), 1.0])])
+        assert chance.left(lambda seed: chance.begin(1, seed) or [torch.tensor([float("nan"), float(seed)])])
+    for put_back in snapshot:
+        put_back()
