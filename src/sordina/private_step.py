@@ -281,8 +281,9 @@ class PrivateStep:
 
     def absorb(self, tape: Tape) -> None:
         """Clip the samples of one tape and add them to the batch's totals."""
-        for group, (part, state) in enumerate(zip(self.parts, self.states, strict=True)):
-            answers = clipped_sums(tape, part.policy, state, group)
+        together = zip(self.parts, self.states, strict=True)
+        found = [clipped_sums(tape, part.policy, state, group) for group, (part, state) in enumerate(together)]
+        for group, answers in enumerate(found):  # all of them or none: a way back that fails adds nothing
             totals = self._totals[group]
             self._totals[group] = (
                 answers if totals is None else [t.add_(a) for t, a in zip(totals, answers, strict=True)]

@@ -193,7 +193,7 @@ def _stopping_sums(tape: Any, queries: Any, direction: Any, group: int) -> list[
     return answers
 
 
-def _raise_again(self: Any, batch: Any, error: Exception) -> Tensor:
+def _raise_again(self: Any, batch: Any, error: Exception, *_: Any, **__: Any) -> Tensor:
     raise error
 
 

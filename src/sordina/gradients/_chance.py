@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
 
 from sordina.gradients._kept_state import _foreign, _looked_into, _named, _of_pytorch, same
 
@@ -27,8 +28,8 @@ UNUSUAL = 0xC01D_5F32_D0
 class Generators:
     """All generators a model may draw from: everybody's, and those it holds itself (``self.rng = default_rng()``)."""
 
-    def __init__(self, model: nn.Module | None = None) -> None:
-        """Look for those in the attributes of ``model`` and of its parts, and those that their methods name."""
+    def __init__(self, model: Any = None) -> None:
+        """Look for those in the attributes of ``model`` (or data set) and of its parts, and those its methods name."""
         self.all: dict[int, Any] = {id(each): each for each in EVERYBODYS}
         for each in () if model is None else held_by(model):
             source = each.bit_generator if isinstance(each, np.random.Generator) else each
@@ -68,7 +69,7 @@ class Generators:
         self.seed(0)
 
 
-def held_by(model: nn.Module) -> Iterator[Any]:
+def held_by(model: Any) -> Iterator[Any]:
     """The generators that ``model``, its parts and their objects hold, and those that their methods name."""
     seen: dict[int, Any] = {}
     todo: list[tuple[Any, int]] = [(model, _DEEP)]
@@ -94,7 +95,7 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from islice(value.values(), _LONG)
     elif isinstance(value, list | tuple | set | frozenset):
         yield from islice(value, _LONG)
-    elif isinstance(value, nn.Module) or (_looked_into(value) and not isinstance(value, FunctionType)):
+    elif isinstance(value, nn.Module | Dataset) or (_looked_into(value) and not isinstance(value, FunctionType)):
         yield from (each for name, each in getattr(value, "__dict__", {}).items() if not _of_pytorch(value, name))
         for kind in type(value).__mro__:
             if not _foreign(kind.__module__):

@@ -68,11 +68,17 @@ def _mixing(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """The batch norms that somebody put into evaluation mode while the rest of ``model`` trains."""
-    if not model.training:
-        return []
-    return [module for module in model.modules() if isinstance(module, _BatchNorm) and not module.training]
+def to_training_mode(model: nn.Module) -> None:
+    """As ``model.train()``, but for batch norms that somebody put into evaluation mode while the rest trains.
+
+    Args:
+        model: What will train.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and not module.training]
+    frozen = norms if model.training else []
+    model.train()
+    for norm in frozen:
+        norm.eval()
 
 
 def _tracking(module: nn.Module) -> tuple[str, str] | None:

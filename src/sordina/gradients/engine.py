@@ -9,8 +9,8 @@ everything below the first layer. Norms and weighted sums follow from inputs and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -123,6 +123,7 @@ class Engine:
             raise InvalidInput("the model is in evaluation mode, in which nothing is recorded: call model.train().")
         if not self._parts.same():
             self._renew()
+        refuse_watched(self._parameters.items())
         for layout, members in zip(self._layouts, trained, strict=False):
             for name, parameter in zip(layout.names, members, strict=True):
                 if self._parameters[name] is not parameter:
@@ -217,7 +218,7 @@ class Engine:
             raise InvalidInput(f"{rows} rows cannot be split into units of {rows_per_unit} rows: pad the last unit.")
         units = rows // rows_per_unit
         try:
-            with full_precision(losses.device.type):
+            with full_precision(losses.device.type), _without_anomalies():
                 terms = self._terms(losses, units, rows_per_unit) if units else {}
         finally:
             self.clear()
@@ -281,6 +282,25 @@ class Engine:
         if message not in self._told:
             self._told.add(message)
             log.warning(message)
+
+
+def refuse_watched(parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """A hook on a parameter would be shown gradients before they are clipped and noised.
+
+    Args:
+        parameters: What is trained, by name.
+    """
+    for name, each in parameters:
+        if each._backward_hooks:
+            raise Unsupported(
+                f"parameter {name!r} has a hook (wandb.watch, or one of your own) that is shown its gradient before it "
+                "is clipped and noised: remove it."
+            )
+
+
+def _without_anomalies() -> AbstractContextManager[Any]:
+    """PyTorch's anomaly mode would stop at a record whose gradient is not finite, and so tell that it was drawn."""
+    return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else nullcontext()
 
 
 def check_losses(losses: Any, batch: int | None = None) -> Tensor:

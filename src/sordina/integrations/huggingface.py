@@ -32,7 +32,7 @@ from sordina.accounting.ledger import Ledger
 from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients.checks import frozen_norms
+from sordina.gradients.checks import to_training_mode
 from sordina.gradients.removal import LossWatch
 from sordina.gradients.structure import Mixing
 from sordina.integrations.output_folder import OwnCheckpoints, remove_card, weights_file, write_card
@@ -268,7 +268,7 @@ class PrivateTrainer(transformers.Trainer):
         batch, rows = collator.rehearse(items[0], limits)
         if not self.accelerator._models:
             self.accelerator.prepare_model(model, evaluation_mode=True)
-        _to_training_mode(model)
+        to_training_mode(model)
         optimizer = self.create_optimizer()
         self._collator = collator
         self._each = self.loss or loss_for(model, self.public_length, args.label_smoothing_factor)
@@ -407,7 +407,7 @@ class PrivateTrainer(transformers.Trainer):
                 raise Mixing(f"{self._collator.mixed} None holds for the steps since this began.")
             if private.plan.private:
                 self._widths.look(self._collator.items)
-            private.step(watched(batch))
+            losses.step(private, batch, watched(batch))
 
     def _after_step(self, private: Private, ignore: Any) -> None:
         """After every step, also one whose batch was empty: everything here depends on released values only."""
@@ -431,6 +431,7 @@ class PrivateTrainer(transformers.Trainer):
             raise StopTraining
         if not last:
             self.control = handler.on_step_begin(args, self.state, self.control)
+        private.renew_chance()
 
     def _evaluated(self, ignore: Any) -> dict[str, Any]:
         """The scores on held-out data; afterwards every module is in the mode it was in."""
@@ -564,13 +565,6 @@ def _check_drawable(data: Any, users: Users | None) -> None:
         raise InvalidInput("the training data are empty: there is nobody to train on.")
     if users is not None and (owned := len(np.asarray(users.owners))) != len(data):
         raise InvalidInput(f"users name the owners of {owned} items, the data have {len(data)}.")
-
-
-def _to_training_mode(model: torch.nn.Module) -> None:
-    frozen = frozen_norms(model)
-    model.train()
-    for norm in frozen:
-        norm.eval()
 
 
 def _from_libraries(part: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sordina.errors import InvalidInput, TrainingFailed, Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._rehearsal import aside, moved
+from sordina.gradients.engine import refuse_watched
 from sordina.queries import VectorQuery
 
 DEFAULT_CLIPPING = 1.0
@@ -54,11 +55,7 @@ def refuse_watching(callbacks: Iterable[Any], model: nn.Module) -> None:
         raise Unsupported(
             f"WANDB_WATCH={watched} logs gradients before they are clipped and noised: unset it, or say parameters."
         )
-    if hooked := [name for name, each in model.named_parameters() if each._backward_hooks]:
-        raise Unsupported(
-            f"parameter {hooked[0]!r} has a hook (wandb.watch, or one of your own) that is shown its gradient before "
-            "it is clipped and noised: remove it."
-        )
+    refuse_watched(model.named_parameters())
 
 
 def _reasons(args: Any) -> Iterator[str]:

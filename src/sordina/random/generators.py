@@ -236,10 +236,31 @@ def reseed_globally() -> None:
     """
     import torch
 
-    torch.manual_seed(secrets.randbits(64))
-    state = torch.get_rng_state()  # on a processor torch uses half of a seed only: the whole state is drawn instead
-    words = np.frombuffer(os.urandom(4 * _WORDS), np.uint32).astype(np.int64)
-    state[_FIRST : _FIRST + 8 * _WORDS] = torch.from_numpy(words).view(torch.uint8)
-    torch.set_rng_state(state)
+    torch.manual_seed(secrets.randbits(64))  # on all devices
+    reseed(torch.default_generator)
     random.seed(os.urandom(64))
     np.random.seed(np.frombuffer(os.urandom(64), np.uint32))  # noqa: NPY002
+
+
+def reseed(generator: Any) -> None:
+    """Seed a generator of torch, of Python or of numpy from the operating system's entropy.
+
+    Args:
+        generator: A ``torch.Generator``, ``random.Random``, or one of numpy's, of whichever kind.
+    """
+    if isinstance(generator, random.Random):
+        generator.seed(os.urandom(64))
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(np.frombuffer(os.urandom(64), np.uint32))
+    elif isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        bits: Any = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+        bits.state = type(bits)(secrets.randbits(256)).state
+    else:
+        import torch
+
+        generator.manual_seed(secrets.randbits(64))
+        if generator.device.type == "cpu":  # there torch uses half of a seed only: the whole state is drawn instead
+            state = generator.get_state()
+            words = np.frombuffer(os.urandom(4 * _WORDS), np.uint32).astype(np.int64)
+            state[_FIRST : _FIRST + 8 * _WORDS] = torch.from_numpy(words).view(torch.uint8)
+            generator.set_state(state)

@@ -22,6 +22,7 @@ from sordina.gradients.one_by_one import close
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.sampling import PADDING, Indices
+from sordina.training.dataset_trials import check_items
 
 log = logging.getLogger(__name__)
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -90,6 +91,18 @@ class Rows:
         if not isinstance(self.source, tuple):
             for index in range(self.size):
                 self._item_or_refuse(index)
+
+    def check_apart(self) -> None:
+        """Refuse a map-style data set of which items depend on one another, as far as it can be tried."""
+        if not isinstance(self.source, tuple):
+            check_items(self.source, self.size)
+
+    @property
+    def own(self) -> str | None:
+        """The type of a data set whose items are made by code of the user's; None for tensors."""
+        if isinstance(self.source, tuple) or type(self.source).__module__.startswith("sordina."):
+            return None
+        return type(self.source).__name__
 
     @cached_property
     def pattern(self) -> Any:

@@ -25,8 +25,8 @@ class Callback(Protocol):
     """Is told of every reported step; entered before the first and left after the last, also when the run fails."""
 
     def __enter__(self) -> Any:
-        """Before the first step."""
-        ...
+        """Before the first step; what is told of the steps."""
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

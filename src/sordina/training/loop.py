@@ -37,6 +37,7 @@ from sordina.training.components import components_of, find_components
 from sordina.training.learning_rates import Rate, Start, typical_size
 from sordina.training.optimizers import known, refuse_listeners
 from sordina.training.run import Earlier, HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
+from sordina.training.secret_chance import SecretChance
 
 if TYPE_CHECKING:
     from sordina.training.run_keeper import RunKeeper
@@ -172,8 +173,7 @@ class Private:
         self.raw: dict[str, float] | None = {} if raw else None
         self._expected: MicroBatch | None = None
         self._by_hand = optimizer.register_step_pre_hook(_refuse_by_hand) if plan.private else None
-        self._secret_chance = False
-        """Whether dropout and collators draw from secret seeds: by a public one, a record would shift others' masks."""
+        self.chance = SecretChance(model, self.rows.source, self.rows.collate, augment)
         self._charged = plan.charged
         self._divided: Indices | None = None
         """Whose turn is when, for noise that is correlated over steps: as secret as who is in a batch."""
@@ -306,6 +306,11 @@ class Private:
         turn = self.plan.turn
         self.book(-(-max(claimed, self.steps_taken) // turn) * turn if claimed or self.steps_taken else 0)
 
+    def renew_chance(self) -> None:
+        """Code of the user's ran between two steps: what it may have seeded is seeded in secret again."""
+        if self.plan.private and self.releasable:
+            self.chance.renew()
+
     def _draw(self) -> list[MicroBatch]:
         """Book the next step, then draw its units; what could not be trained is refused before anything is spent."""
         if os.getpid() != self._process:
@@ -317,9 +322,8 @@ class Private:
             self.engine.ready(self._parameters)
         if self.journal is not None:
             self.journal.claim(self.steps_taken + 1, self.plan.steps, block=self.block)
-        if self.plan.private and self.releasable and not self._secret_chance:
-            random.reseed_globally()
-            self._secret_chance = True
+        if self.plan.private and self.releasable and torch.initial_seed() != self.chance.seed:
+            self.chance.renew()
         self.earlier.begin(self.plan, self.account)
         first = self.steps_taken == 0
         self.book(self.steps_taken + 1)
@@ -403,10 +407,14 @@ class Private:
         if self.engine is None:
             torch.autograd.backward(losses.sum() / self.plan.sampler.expected_batch_size)
         else:
-            tape = self.engine.record(losses, rows_per_unit=piece.rows_per_unit)
-            if self.raw is not None:
-                self.raw = raw_statistics(losses, tape.scalars().norms, self.private_step.thresholds[0])
-            self.private_step.absorb(tape)
+            try:
+                tape = self.engine.record(losses, rows_per_unit=piece.rows_per_unit)
+                if self.raw is not None:
+                    self.raw = raw_statistics(losses, tape.scalars().norms, self.private_step.thresholds[0])
+                self.private_step.absorb(tape)
+            except BaseException:
+                self._expected = piece  # nothing was added: the batch may come again without what fails
+                raise
             del tape  # with all it holds of the backward pass, before the noise needs room
             if self.own_loop and self._held.few:  # between the pieces of a step it is the user's turn
                 self._held.check()
@@ -518,7 +526,7 @@ class Private:
             self.model, self.plan, self.account, self.steps_taken, self.clipping, self.releasable,
             time.perf_counter() - self._begun, self.history, lost_steps=self.lost_steps, own_loop=self.own_loop,
             earlier=self.earlier.guarantees(), public_buffers=self.public_buffers,
-            unknown_optimizer=None if known(self.optimizer) else type(self.optimizer).__name__,
+            own_items=self.rows.own, unknown_optimizer=None if known(self.optimizer) else type(self.optimizer).__name__,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:

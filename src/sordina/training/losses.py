@@ -10,7 +10,7 @@ import math
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.models.metrics import accuracy, class_scores, number_scores
 from sordina.training.batches import Rows, as_rows, inputs_and_target
 from sordina.training.loss_trials import FEW, MANY, LossTrials, memory_refusal
+
+if TYPE_CHECKING:
+    from sordina.training.loop import Private
 
 # Per-sample losses: a mean over the batch hides who contributed what, so it is turned back or refused.
 
@@ -391,7 +394,7 @@ def _at_rest(model: nn.Module, loss: Loss) -> Iterator[None]:
 
 
 class FailingRows:
-    """The losses of a batch, zero for the rows that cannot be computed.
+    """The losses of a batch, zero for the rows that cannot be computed, there or on the way back.
 
     Args:
         model: What ``losses`` calls.
@@ -407,7 +410,7 @@ class FailingRows:
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``."""
-        before = KeptState(self.loss)
+        before = self._state()
         try:
             model = Attributes(self.model, [name for name, each in self.model.named_buffers() if each.numel() == 1])
             return self.losses(batch)
@@ -417,11 +420,40 @@ class FailingRows:
             model.restore()
             return self._without_failing(batch, error, before)
 
-    def _without_failing(self, batch: Any, error: Exception, before: KeptState) -> Tensor:
+    def step(self, private: Private, batch: Any, losses: Tensor) -> None:
+        """Give a run the ``losses`` of ``batch``; rows on whose way back the model fails count nothing.
+
+        Args:
+            private: What takes them.
+            batch: What was drawn.
+            losses: One per row.
+        """
+        try:
+            private.step(losses)
+        except SordinaError:
+            raise
+        except Exception as error:
+            del losses
+            after = self._state()
+            again = self._without_failing(batch, error, after, back=True)
+            after()  # the batch is counted once
+            private.step(again)
+
+    def _state(self) -> Callable[[], None]:
+        """What puts back what the loss and the model keep now."""
+        loss, model = KeptState(self.loss), Attributes(self.model)
+
+        def restore() -> None:
+            loss.restore()
+            model.restore()
+
+        return restore
+
+    def _without_failing(self, batch: Any, error: Exception, restore: Callable[[], None], back: bool = False) -> Tensor:
         tensors = list(tensors_in([batch]))
         rows = next((len(tensor) for tensor in tensors if tensor.dim()), 0)
         dims: Dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors)
-        failing = [row for row in range(rows) if self._fails(part(batch, dims, row), before)]
+        failing = [row for row in range(rows) if self._fails(part(batch, dims, row), restore, back)]
         if not failing:
             raise error
         if self.engine is not None and torch.is_grad_enabled() and not LossWatch.checking:
@@ -438,17 +470,20 @@ class FailingRows:
                 return tensor.index_fill(0, index, 0)
             return tensor.index_copy(0, index, tensor[other].expand(len(failing), *tensor.shape[1:]))
 
-        before.restore()
+        restore()
         losses = self.losses(changed(batch, blank))
         return losses.index_fill(0, where.to(losses.device), 0.0)
 
-    def _fails(self, row: Any, before: KeptState) -> bool:
-        for gradients in (False, True):
-            before.restore()
+    def _fails(self, row: Any, restore: Callable[[], None], back: bool) -> bool:
+        for gradients in (True,) if back else (False, True):
+            restore()
             unheard = nullcontext() if self.engine is None else self.engine.unheard()
             with torch.set_grad_enabled(gradients), aside(self.model), unheard:
                 try:
-                    self.losses(row)
+                    losses = self.losses(row)
+                    if back:
+                        trained = [each for each in self.model.parameters() if each.requires_grad]
+                        torch.autograd.grad(losses.sum(), trained, allow_unused=True)
                 except SordinaError:
                     raise
                 except Exception:

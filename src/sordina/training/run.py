@@ -63,6 +63,10 @@ OWN_LOOP = (
 )
 
 
+OWN_ITEMS = (
+    "The items came from a data set of the user's own ({}). Some were read again, and, of records in memory, read with "
+    "others around them; that every item depends on its own record alone, always, is the user's word."
+)
 UNKNOWN_OPTIMIZER = (
     "The optimiser {} is not one that Sordina knows: that its updates depend on nothing but the noised gradients is "
     "its author's word."
@@ -102,6 +106,8 @@ class Run:
     """What earlier runs on the same model, in the same process, cost."""
     public_buffers: tuple[str, ...] = ()
     """Buffers that the forward pass may change, because the user said that they hold nothing of the data."""
+    own_items: str | None = None
+    """The name of the data set's type, if its items are made by code of the user's."""
     unknown_optimizer: str | None = None
     """The optimiser's name, if it is of nobody whose optimisers take gradients alone."""
     weights: str | None = None
@@ -176,6 +182,8 @@ class Run:
             found.append(CORRELATED)
         if self.own_loop:
             found.append(OWN_LOOP)
+        if self.own_items is not None:
+            found.append(OWN_ITEMS.format(self.own_items))
         if self.unknown_optimizer is not None:
             found.append(UNKNOWN_OPTIMIZER.format(self.unknown_optimizer))
         if self.public_buffers:

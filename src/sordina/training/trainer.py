@@ -25,7 +25,7 @@ from sordina.gradients import Engine
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import aside
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.checks import frozen_norms
+from sordina.gradients.checks import to_training_mode
 from sordina.gradients.removal import LossWatch
 from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.plan import check_steps, check_whole, make_plan
@@ -201,6 +201,8 @@ def make_private(
     )  # fmt: skip
     if rows is not data:  # who gives `Rows` has looked through them
         rows.check_alike()
+    if plan.private:
+        rows.check_apart()
     private = Private(
         model, optimizer, rows, plan, clipping or TypicalNorm(),
         rng=random.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
@@ -419,10 +421,7 @@ class Trainer:
 
     def private(self, data: Any) -> Private:
         """Model, optimiser, clipping and plan bound to ``data``, as `fit` will use them."""
-        frozen = frozen_norms(self.model)
-        self.model.train()
-        for norm in frozen:
-            norm.eval()
+        to_training_mode(self.model)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         optimizer, rule = self._optimizer(parameters)
         batch_size, epochs = self._schedule(data)
@@ -510,17 +509,19 @@ class Trainer:
                     private.history.append(entry)
                     for watcher in watchers:
                         watcher.report(entry)
+                private.renew_chance()
 
         private.on_step = report
 
         loss = self._each_loss.loss
+        private.chance.holders += (loss,)
         silent = FailingRows(self.model, self._losses, private.engine, loss)
         watched: LossWatch | Callable[[Any], Tensor] = self._losses
         if plan.private:
             watched = LossWatch(self.model, silent, loss)
             private.tested.append(watched.schedule)
         for batch in private:
-            private.step(watched(batch))
+            silent.step(private, batch, watched(batch))
 
     def _losses(self, batch: Any) -> Tensor:
         """One loss per row of ``batch``."""

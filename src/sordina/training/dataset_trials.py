@@ -1,0 +1,200 @@
+"""Whether an item of a map-style data set depends on its own record alone, as far as that can be tried.
+
+An item that is mixed with others in ``__getitem__`` (mixup, mosaics), or standardised by a running average of what was
+read, makes a record part of other items: clipping bounds items, so it would bound no record.
+
+Two trials, before anything is spent, both with all random numbers held. An item that is read, then read again after
+others, must be the same. And where the records lie in memory, a random half of them is put into another order, then
+the other half: an item of one record notices one of the two at most. What lies on a disk cannot be tried in this way,
+nor what begins later, so the guarantee of such a run says whose word it is (`sordina.training.run.OWN_ITEMS`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sordina.errors import InvalidInput
+from sordina.gradients._chance import Generators
+from sordina.gradients._kept_state import same
+from sordina.gradients.removal import CHANCE
+from sordina.gradients.structure import Mixing
+
+_AGAIN, _SPLITS, _ITEMS = 8, 3, 32
+"""How many items are read again; how often records are split into halves, and how many items are then looked at."""
+_LARGEST, _FEW, _DEEP = 1 << 27, 64, 6
+"""Records of more bytes are not copied; so many things are looked at in a list, and so deep."""
+
+
+def check_items(data: Any, size: int) -> None:
+    """Refuse a data set of which an item depends on other records than its own, or on what was read before.
+
+    Args:
+        data: A map-style data set.
+        size: How many items it has.
+    """
+    if size < 4:
+        return
+    with _ChanceHeld(data) as held:
+        for _ in range(_AGAIN):
+            index, *others = CHANCE.sample(range(size), 4)
+            _check_again(data, index, others, held)
+        for path, records in list(_records(data)):
+            for _ in range(_SPLITS):
+                _check_apart(data, path, records, size, held)
+
+
+def _check_again(data: Any, index: int, others: Sequence[int], held: _ChanceHeld) -> None:
+    first = held.read(data, index, 0)
+    for other in others:
+        held.read(data, other, 1)
+    again = held.read(data, index, 0)
+    if first is not None and again is not None and not _same(first, again):
+        raise InvalidInput(
+            "an item of the data set is another one when it is read again, with the same random numbers: it depends on "
+            "what was read before (a running average, a memory of items), or on random numbers of a generator that "
+            "nobody can find. Let an item depend on its own record alone, and on random, numpy.random or torch."
+        )
+
+
+def _check_apart(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld) -> None:
+    half = CHANCE.sample(range(len(records)), len(records) // 2)
+    rest = list(set(range(len(records))) - set(half))
+    try:
+        twins = [_with(data, path, _reordered(records, rows)) for rows in (half, rest)]
+    except Exception:
+        return  # it cannot be copied
+    for _ in range(_ITEMS):
+        index, seed = CHANCE.randrange(size), CHANCE.getrandbits(32)
+        first, *others = (held.read(each, index, seed) for each in (data, *twins))
+        if first is not None and all(each is not None and not _same(first, each) for each in others):
+            raise Mixing(
+                "samples mix: an item of the data set depends on the records of other items (mixup or a mosaic in "
+                "__getitem__, pairs, a window over several records), so clipping items bounds nobody. Let an item "
+                "depend on its own record alone; where a person has several records, say whose they are by users=."
+            )
+
+
+class _ChanceHeld:
+    """Reads items with the same random numbers each time; afterwards all generators are where they were."""
+
+    def __init__(self, data: Any) -> None:
+        self._generators = Generators(data)
+
+    def __enter__(self) -> _ChanceHeld:
+        self._kept = self._generators.kept()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for put_back in self._kept:
+            put_back()
+
+    def read(self, data: Any, index: int, seed: int) -> list[Any] | None:
+        """What an item holds; None if it cannot be read."""
+        self._generators.seed(seed)
+        try:
+            return list(_values(data[index], _DEEP))
+        except Exception:
+            return None
+
+
+Path = tuple[Any, ...]
+"""The names of attributes, keys and places that lead from a data set to something inside of it."""
+
+
+def _records(holder: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """What has a row for every item of a data set, or of one inside of it, and where it lies."""
+    size = _length(holder)
+    for name, value in getattr(holder, "__dict__", {}).items():
+        yield from _inside(value, (*path, name), size)
+
+
+def _inside(value: Any, path: Path, size: int) -> Iterator[tuple[Path, Any]]:
+    if len(path) > _DEEP:
+        return
+    if isinstance(value, Dataset):
+        yield from _records(value, path)
+    elif _length(value) == size and size >= 4 and _is_records(value):
+        yield path, value
+    elif isinstance(value, Mapping) and len(value) <= _FEW:
+        for name, each in value.items():
+            yield from _inside(each, (*path, name), size)
+    elif isinstance(value, (list, tuple)) and len(value) <= _FEW:
+        for place, each in enumerate(value):
+            yield from _inside(each, (*path, place), size)
+
+
+def _is_records(value: Any) -> bool:
+    """Whether rows may be records; whole numbers alone may be where records begin, of which an item needs two."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        whole = not value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind in "iub"
+        return value.nbytes <= _LARGEST and not (whole and value.ndim < 2)
+    if isinstance(value, (list, tuple)):
+        return not all(isinstance(each, (int, np.integer)) for each in value)
+    return hasattr(value, "iloc")
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except Exception:
+        return -1
+
+
+def _reordered(records: Any, rows: Sequence[int]) -> Any:
+    """A copy in which each of ``rows`` holds another one of them."""
+    order = np.arange(len(records))
+    order[list(rows)] = np.roll(rows, 1)
+    if isinstance(records, (Tensor, np.ndarray)):
+        return records[torch.from_numpy(order)] if isinstance(records, Tensor) else records[order]
+    if isinstance(records, (list, tuple)):
+        moved = [records[place] for place in order]
+        return tuple(moved) if isinstance(records, tuple) else moved
+    return records.iloc[order].set_axis(records.index)
+
+
+def _with(holder: Any, path: Path, value: Any) -> Any:
+    """A copy of ``holder`` with ``value`` at the end of ``path``; what does not lie on it is shared."""
+    if not path:
+        return value
+    name, *rest = path
+    if isinstance(holder, tuple):
+        return tuple(_with(each, tuple(rest), value) if place == name else each for place, each in enumerate(holder))
+    twin = copy.copy(holder)
+    if isinstance(twin, (list, Mapping)):
+        twin[name] = _with(holder[name], tuple(rest), value)  # type: ignore[index]
+    else:
+        twin.__dict__[name] = _with(holder.__dict__[name], tuple(rest), value)
+    return twin
+
+
+def _values(item: Any, deep: int) -> Iterator[Any]:
+    """What an item holds, in order: copies of arrays, and plain values."""
+    if isinstance(item, Tensor):
+        yield item.detach().clone()
+    elif isinstance(item, Mapping) and deep:
+        for name in item:
+            yield from _values(item[name], deep - 1)
+    elif isinstance(item, (list, tuple)) and deep:
+        for each in item:
+            yield from _values(each, deep - 1)
+    elif isinstance(item, (str, bytes, int, float, bool, type(None))):
+        yield item
+    else:
+        array = np.array(item)  # also a picture
+        yield torch.from_numpy(array) if array.dtype.kind in "fiub" else array.tolist()
+
+
+def _same(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return same(a, b)
+        return type(a) is type(b) and bool(a == b or (a != a and b != b))
+
+    return len(one) == len(two) and all(map(alike, one, two))

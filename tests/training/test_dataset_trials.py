@@ -1,0 +1,111 @@
+"""Items of a user's own data set: one that depends on other records, or on what was read before, is refused."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+import sordina as sd
+from sordina.errors import InvalidInput
+from sordina.gradients.structure import Mixing
+from sordina.training.dataset_trials import check_items
+
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+class Items(Dataset):
+    """Rows of a table, changed as a user may."""
+
+    def __init__(self, kind="plain"):
+        self.kind, self.x, self.y = kind, X.clone(), Y.clone()
+        self.rng, self.own = np.random.default_rng(0), random.Random(0)
+        self.mean, self.read = torch.zeros(4), 0
+        self.starts = list(range(len(X)))
+        self.cache = {}
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        x, y = self.x[i], self.y[i]
+        if self.kind == "noise":
+            x = x + torch.randn(4) * random.random() * np.random.rand()  # noqa: NPY002
+        if self.kind == "own generators":
+            x = x + float(self.rng.normal()) + self.own.random()
+        if self.kind == "cached":
+            x = self.cache.setdefault(i, x)
+        if self.kind == "counted":
+            self.read += 1
+        if self.kind == "starts":
+            x = x + self.starts[i] - self.starts[(i + 1) % len(self)]
+        if self.kind == "mixup":
+            x = 0.6 * x + 0.4 * self.x[random.randrange(len(self))]
+        if self.kind == "now and then" and self.rng.random() < 0.2:
+            x = 0.6 * x + 0.4 * self.x[self.rng.integers(len(self))]
+        if self.kind == "pair":
+            x = torch.cat([x, self.x[(i + 7) % len(self)]])
+        if self.kind == "running mean":
+            self.mean = 0.9 * self.mean + 0.1 * x
+            x = x - self.mean
+        return x, y
+
+
+@pytest.mark.parametrize("kind", ["plain", "noise", "own generators", "cached", "counted", "starts"])
+def test_items_of_their_own_record_pass(kind):
+    data = Items(kind)
+    state, numbers = torch.get_rng_state(), (random.getstate(), data.own.getstate(), data.rng.bit_generator.state)
+    check_items(data, len(data))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (random.getstate(), data.own.getstate(), data.rng.bit_generator.state) == numbers
+
+
+@pytest.mark.parametrize("kind", ["mixup", "now and then", "pair"])
+@pytest.mark.parametrize("wrap", ["as it is", "subset", "joined"])
+def test_items_of_several_records_are_refused(kind, wrap):
+    data = Items(kind)
+    data = {"as it is": data, "subset": Subset(data, range(5, 55)), "joined": ConcatDataset([data, data])}[wrap]
+    with pytest.raises(Mixing, match="depends on the records of other items"):
+        check_items(data, len(data))
+
+
+def test_items_that_depend_on_what_was_read_are_refused():
+    with pytest.raises(InvalidInput, match="another one when it is read again"):
+        check_items(Items("running mean"), 60)
+
+
+def test_wrapped_tensors_pass():
+    data = Subset(TensorDataset(X, Y), list(range(40)))
+    check_items(data, len(data))
+
+
+@pytest.mark.parametrize("kind", ["list", "frame"])
+def test_records_of_other_kinds(kind):
+    class Mixed(Dataset):
+        def __init__(self):
+            self.rows = list(X) if kind == "list" else pytest.importorskip("pandas").DataFrame(X.numpy())
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, i):
+            rows = self.rows if kind == "list" else self.rows.to_numpy()
+            return torch.as_tensor(rows[i] + rows[(i + 1) % len(X)])
+
+    with pytest.raises(Mixing):
+        check_items(Mixed(), len(X))
+
+
+def trainer():
+    return sd.Trainer(nn.Linear(4, 2), nn.functional.cross_entropy, sd.Budget(3, 1e-5), batch_size=20, steps=3)
+
+
+def test_a_trainer_refuses_before_anything_is_spent_and_says_whose_word_it_is():
+    with pytest.raises(Mixing):
+        trainer().fit(Items("mixup"))
+    run = trainer().fit(Items())
+    assert any("a data set of the user's own (Items)" in each for each in run.caveats)
+    assert not any("data set of the user's own" in each for each in trainer().fit((X, Y)).caveats)
