@@ -38,6 +38,7 @@ from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
 from sordina.training.components import components_event
+from sordina.training.held_records import refuse_held_records
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
 from sordina.training.losses import (
@@ -203,6 +204,7 @@ def make_private(
         rows.check_alike()
     if plan.private:
         rows.check_apart()
+        refuse_held_records(model, rows.source)
     private = Private(
         model, optimizer, rows, plan, clipping or TypicalNorm(),
         rng=random.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,

@@ -1,0 +1,64 @@
+"""A model that holds records of the data it is trained on would release them as they are, whatever the noise.
+
+Centres of a radial basis network, prototypes, inducing points or a memory that are rows of the training data: the
+textbook initialisation. They are looked for bit by bit, before anything is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordina.errors import InvalidInput
+
+_VALUES, _LARGEST = 4, 1 << 31
+"""Rows with fewer different values may be equal by chance; data of more bytes are not looked through."""
+
+
+def refuse_held_records(model: nn.Module, data: Any) -> None:
+    """Refuse a model of which a weight, a buffer or another tensor holds a row of ``data``.
+
+    Args:
+        model: What will be trained.
+        data: Tensors with a row per record; of data in another form nothing is known, and nothing refused.
+    """
+    if not isinstance(data, tuple):
+        return
+    held = list(_tensors(model))
+    for rows in data:
+        width = rows[:1].numel()
+        if not rows.is_floating_point() or width < _VALUES or rows.nbytes > _LARGEST:
+            continue
+        wide = [(name, tensor) for name, tensor in held if tensor.numel() % width == 0 and tensor.is_floating_point()]
+        if not wide:
+            continue
+        factors = np.random.default_rng().integers(-(2**63), 2**63, width, dtype=np.int64) | 1
+        known = _digests(rows, width, factors)
+        for name, tensor in wide:
+            found = np.isin(_digests(tensor, width, factors), known)
+            if any(len(row.unique()) >= _VALUES for row in tensor.detach().reshape(-1, width)[torch.from_numpy(found)]):
+                raise InvalidInput(
+                    f"{name!r} of the model holds records of the training data (centres, prototypes or a memory taken "
+                    "from it), which would be released as they are: take random or public ones, or learn them."
+                )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All that a model holds, by name; also what it keeps as a plain attribute."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{name}" if prefix else name, value
+
+
+def _digests(rows: Tensor, width: int, factors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A number for each row, in single precision; the same for equal rows, and else hardly ever."""
+    bits = rows.detach().cpu().float().reshape(-1, width).numpy().view(np.int32)
+    parts = [(bits[start : start + 4096] * factors).sum(1) for start in range(0, len(bits), 4096)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
