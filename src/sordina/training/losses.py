@@ -412,12 +412,10 @@ class FailingRows:
         """The losses of ``batch``."""
         before = self._state()
         try:
-            model = Attributes(self.model, [name for name, each in self.model.named_buffers() if each.numel() == 1])
             return self.losses(batch)
         except SordinaError:
             raise
         except Exception as error:
-            model.restore()
             return self._without_failing(batch, error, before)
 
     def step(self, private: Private, batch: Any, losses: Tensor) -> None:
@@ -441,7 +439,8 @@ class FailingRows:
 
     def _state(self) -> Callable[[], None]:
         """What puts back what the loss and the model keep now."""
-        loss, model = KeptState(self.loss), Attributes(self.model)
+        counts = [name for name, each in self.model.named_buffers() if each.numel() == 1]
+        loss, model = KeptState(self.loss), Attributes(self.model, counts)
 
         def restore() -> None:
             loss.restore()
