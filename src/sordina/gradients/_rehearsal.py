@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from sordina.errors import Unsupported
 from sordina.gradients._chance import Generators
-from sordina.gradients._kept_state import PARTS, digest, same
 from sordina.gradients._kept_state import KeptState as KeptState
 from sordina.gradients._kept_state import differing as differing
+from sordina.gradients._kept_state import digest, same
 from sordina.gradients._kept_state import kept_state as kept_state
 from sordina.gradients._tracing import changed, tensors_in
 
@@ -366,15 +366,16 @@ def kept_words(name: str) -> str:
     )
 
 
+_PYTORCHS = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that every module has: its parts and hooks."""
+
+
 class Attributes:
     """What the modules of a model keep in their attributes, and in buffers that may change, to be put back."""
 
     def __init__(self, model: nn.Module, buffers: Collection[str] = ()) -> None:
         """Remember all attributes, and the ``buffers`` of these names."""
-        modules = list(model.named_modules())
-        self._modules = [
-            (module, {key: each for key, each in vars(module).items() if key not in PARTS}) for _, module in modules
-        ]
+        self._modules = [(own, {key: own[key] for key in own.keys() - _PYTORCHS}) for own in map(vars, model.modules())]
         self._filled = [
             (attributes, key, id(each), copy.copy(each))
             for _, attributes in self._modules
@@ -383,7 +384,7 @@ class Attributes:
         ]
         self._buffers = [
             (module._buffers, key, buffer, buffer.detach().clone())
-            for prefix, module in (modules if buffers else ())
+            for prefix, module in (model.named_modules() if buffers else ())
             for key, buffer in module._buffers.items()
             if buffer is not None and (f"{prefix}.{key}" if prefix else key) in buffers
         ]
@@ -394,10 +395,10 @@ class Attributes:
         for attributes, key, number, filled in self._filled:
             if list(map(id, _items(attributes[key]))) != list(map(id, _items(filled))):
                 attributes[key] = fresh.setdefault(number, copy.copy(filled))
-        for module, attributes in self._modules:
-            for key in module.__dict__.keys() - attributes.keys() - PARTS:
-                del module.__dict__[key]
-            module.__dict__.update(attributes)
+        for own, attributes in self._modules:
+            for key in own.keys() - attributes.keys() - _PYTORCHS:
+                del own[key]
+            own.update(attributes)
         for table, key, buffer, value in self._buffers:
             table[key] = buffer
             if not same(buffer, value):

@@ -407,6 +407,7 @@ class FailingRows:
         self, model: nn.Module, losses: Callable[[Any], Tensor], engine: Engine | None, loss: Loss | None = None
     ) -> None:
         self.model, self.losses, self.engine, self.loss = model, losses, engine, loss
+        self._counts = [name for name, each in model.named_buffers() if each.numel() == 1]
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``."""
@@ -439,8 +440,7 @@ class FailingRows:
 
     def _state(self) -> Callable[[], None]:
         """What puts back what the loss and the model keep now."""
-        counts = [name for name, each in self.model.named_buffers() if each.numel() == 1]
-        loss, model = KeptState(self.loss), Attributes(self.model, counts)
+        loss, model = KeptState(self.loss), Attributes(self.model, self._counts)
 
         def restore() -> None:
             loss.restore()
