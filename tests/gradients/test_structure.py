@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import random
+import time
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -768,6 +770,52 @@ def test_a_memory_of_data_is_refused_before_it_is_used(what):
     model = Keeps(what)
     with Engine(model), pytest.raises(Unsupported, match="keeps data between batches, in"):
         model(torch.randn(8, 4))
+
+
+BANK: list[torch.Tensor] = []
+CALLS = {"model": 0}
+
+
+class KeepsElsewhere(nn.Module):
+    """Keeps something outside of its attributes, or only of records that are extreme."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.layer, self.scale, self.times = what, nn.Linear(4, 2), 1.0, deque[float](maxlen=9)
+        self.register_buffer("bad", torch.zeros(()))
+        self.frozen = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, x):
+        hidden = self.layer(x) * self.scale
+        if self.what == "global":
+            BANK.append(hidden.detach().mean(0))
+        if self.what == "overflow" and float(hidden.detach().abs().max()) > 6e4:
+            self.scale /= 2
+        if self.what in ("buffer", "parameter") and not torch.isfinite(hidden).all():
+            kept = self.bad if self.what == "buffer" else self.frozen
+            kept.data = kept.data + 1
+        if self.what == "answer" and (hidden.detach() == 0.123456).any():
+            self.scale /= 2
+        if self.what == "count":
+            CALLS["model"] += 1
+            self.times.append(time.monotonic())
+            hidden = torch.where(hidden.isfinite(), hidden, 0.0)
+        return hidden
+
+
+@pytest.mark.parametrize("what", ["global", "overflow", "buffer", "parameter", "answer"])
+def test_a_memory_elsewhere_or_of_extreme_records_is_refused(what):
+    """A scale halved by one record that overflows: 4.4 times the bound from then on."""
+    model = KeepsElsewhere(what)
+    with Engine(model), pytest.raises(Unsupported, match=r"keeps data between batches, in|changes the parameter"):
+        model(torch.randn(8, 4))
+
+
+def test_counts_in_globals_and_times_are_no_memory():
+    model = KeepsElsewhere("count")
+    with Engine(model) as engine:
+        for _ in range(5):
+            engine.record(model(torch.randn(8, 4)).square().sum(1))
 
 
 @pytest.mark.parametrize("what", ["nothing", "shown"])

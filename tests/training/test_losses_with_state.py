@@ -163,7 +163,120 @@ def _closure():
     return loss
 
 
+STATS = {"mean": torch.zeros(()), "calls": 0}
+
+
+class InGlobal:
+    """Its method keeps in a dictionary of the module's what it uses much later."""
+
+    def __call__(self, output, target):
+        STATS["mean"] = 0.99 * STATS["mean"] + 0.01 * output.detach().mean()
+        return F.cross_entropy(output, target, reduction="none")
+
+
+class Store:
+    mean = 0.0
+
+
+class InClass(InGlobal):
+    def __call__(self, output, target):
+        Store.mean = 0.99 * Store.mean + 0.01 * float(output.detach().mean())
+        return F.cross_entropy(output, target, reduction="none")
+
+
+def _in_closure_of_method():
+    seen = []
+
+    class InClosure(nn.Module):
+        def forward(self, output, target):
+            seen.append(output.detach().sum())
+            return F.cross_entropy(output, target, reduction="none")
+
+    return InClosure()
+
+
+class LossScale:
+    """Dynamic loss scaling by hand: a record whose loss is not finite halves everybody's from then on."""
+
+    def __init__(self):
+        self.scale = 1024.0
+
+    def __call__(self, output, target):
+        each = F.cross_entropy(output, target, reduction="none") * self.scale
+        if not torch.isfinite(each).all():
+            self.scale /= 2
+        return each
+
+
+class Overflows(LossScale):
+    def __call__(self, output, target):
+        if output.detach().abs().max() > 1e20:
+            self.scale /= 2
+        return F.cross_entropy(output, target, reduction="none") * self.scale
+
+
+class Confident(LossScale):
+    """An answer about all samples that no made-up row turns."""
+
+    def __call__(self, output, target):
+        if not (output.detach() != 0.123456).all():
+            self.scale /= 2
+        return F.cross_entropy(output, target, reduction="none")
+
+
+class Labelled(LossScale):
+    def __call__(self, output, target):
+        self.scale = self.scale + (target != -100).sum()
+        return F.cross_entropy(output, target, reduction="none")
+
+
+class Centres(nn.Module):
+    """Centres in parameters that do not learn; used every 50 calls."""
+
+    def __init__(self, every=50):
+        super().__init__()
+        self.centre, self.sums = (nn.Parameter(torch.zeros(2), requires_grad=False) for _ in range(2))
+        self.calls, self.every = 0, every
+
+    def forward(self, output, target):
+        self.calls += 1
+        if torch.is_grad_enabled():
+            self.sums.data = self.sums.data + output.detach().mean(0)
+        if self.calls % self.every == 0:
+            self.centre.data, self.sums.data = self.sums.data / self.every, torch.zeros(2)
+        return F.cross_entropy(output, target, reduction="none") + 0.1 * (output - self.centre).square().sum(1)
+
+
+class Queue(nn.Module):
+    """A queue of features that is too large to be put back after every trial."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(1 << 20, 2))
+        self.at = 0
+
+    def forward(self, output, target):
+        self.queue[self.at : self.at + len(output)] += output.detach()
+        self.at = (self.at + len(output)) % 1000
+        return F.cross_entropy(output, target, reduction="none")
+
+
+def _on_itself(output, target):
+    _on_itself.mean = 0.99 * getattr(_on_itself, "mean", 0) + 0.01 * float(output.detach().mean())
+    return F.cross_entropy(output, target, reduction="none")
+
+
 REMEMBERING = {
+    "global of a method": (InGlobal, "global STATS"),
+    "class of a method": (InClass, "global mean"),
+    "closure of a method": (_in_closure_of_method, "seen of forward"),
+    "loss scale": (LossScale, "scale"),
+    "overflows": (Overflows, "scale"),
+    "turned answer": (Confident, "scale"),
+    "labels that count": (Labelled, "scale"),
+    "frozen parameter": (Centres, "parameter sums"),
+    "huge": (Queue, "buffer queue"),
+    "function": (lambda: _on_itself, "mean"),
     "object": (Weighing, "total"),
     "method": (lambda: Weighing().__call__, "total"),
     "partial": (lambda: functools.partial(Weighing()), "func.total"),
@@ -193,6 +306,47 @@ def test_a_loss_that_begins_to_remember_later_is_stopped():
 
     with pytest.raises(InvalidInput, match="keeps data between batches"):
         fit(nn.Linear(4, 2), Later(), steps=150)
+
+
+class CountedInGlobal:
+    def __call__(self, output, target):
+        STATS["calls"] += 1
+        return F.cross_entropy(output, target, reduction="none") * (1 + 1 / STATS["calls"])
+
+
+class CountedInParameter(nn.Module):
+    """Beside a teacher: what does not change is no memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.teacher = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, output, target):
+        self.steps += 1
+        kept = torch.where(output.isfinite().all(1, keepdim=True), output, 0)
+        return F.cross_entropy(output + self.teacher(kept), target, reduction="none") / float(self.steps)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_counts_in_globals_and_in_parameters_that_do_not_learn_are_taken(failing):
+    """A row that fails is not counted once more."""
+
+    def picky(output, target):
+        each = loss(output, target)
+        if bool((output.detach() > 1e3).any()):
+            raise ValueError("too large")
+        return each
+
+    x, y = torch.randn(60, 4), torch.randint(0, 2, (60,))
+    x[::9] *= 1e9 if failing else 1
+    for make, count in ((CountedInGlobal, lambda loss: STATS["calls"]), (CountedInParameter, lambda loss: loss.steps)):
+        STATS["calls"], loss = 0, make()
+        run = sd.Trainer(
+            nn.Linear(4, 2), picky, sd.Budget(8, 1e-3), batch_size=16, steps=12, learning_rate=0.1,
+            sampling="fixed-size",
+        ).fit((x, y))  # fmt: skip
+        assert run.steps == count(loss) == 12
 
 
 class Annealed:

@@ -7,10 +7,12 @@ the losses) carries data from one step to the next, outside of any budget. A cou
 from __future__ import annotations
 
 import copy
+import dis
 import enum
 import functools
 import random
 import sys
+import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -48,34 +50,47 @@ def same(one: Tensor, two: Tensor) -> bool:
     return bool(((one == two) | ((one != one) & (two != two))).all())
 
 
-def kept_state(holder: Any) -> dict[str, Any]:
+def kept_state(holder: Any, frozen: bool = False) -> dict[str, Any]:
     """What ``holder`` keeps, by the names of its attributes: plain values that compare, and copies of tensors.
 
-    Of a module the attributes of all its modules without parameters; buffers are there as ``"buffer NAME"``. Of a
-    function what it closes over, and the globals that it names.
+    Of a module the attributes of all its modules without parameters; buffers are there as ``"buffer NAME"``, and if
+    ``frozen``, parameters that do not learn as ``"parameter NAME"``. Of a function what it closes over, and the globals
+    that it names; of an object also those of its methods, as ``"global NAME"``.
 
     >>> from types import SimpleNamespace
     >>> kept_state(SimpleNamespace(count=1, inner=SimpleNamespace(seen=[2.0])))
     {'count': 1, 'inner.seen': ('list', [2.0])}
     """
     found: dict[str, Any] = {}
-    _gather(holder, "", found, set(), _DEEP)
+    _gather(holder, "", found, set(), _DEEP, frozen)
     return found
 
 
 def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
     """The first name whose value is not the same in both states; empty if there is none."""
+    return next(all_differing(one, two), "")
+
+
+def all_differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[str]:
+    """The names whose values are not the same in both states."""
     names = dict.fromkeys((*one, *two))
-    return next((name for name in names if not _alike(one.get(name, _GONE), two.get(name, _GONE))), "")
+    return (name for name in names if not _alike(one.get(name, _GONE), two.get(name, _GONE)))
 
 
+def is_huge(value: Any) -> bool:
+    """Whether a value in a state stands for a tensor that is too large to be put back."""
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], torch.Size)
+
+
+COUNTERS = 16
+"""Parameters of up to so many values that do not learn are put back in every step: they may count something."""
 _DEEP, _MOST, _HUGE, _GONE = 6, 50_000, 1 << 20, "is not there"
 """So deep is looked, at so many things; of tensors with more values than that a number stands for them."""
 _OPAQUE = sys.stdlib_module_names | {"torch", "sordina", "numpy"}
 """Packages whose objects and functions are not looked into."""
 
 
-def _gather(holder: Any, prefix: str, found: dict[str, Any], seen: set[int], deep: int) -> None:
+def _gather(holder: Any, prefix: str, found: dict[str, Any], seen: set[int], deep: int, frozen: bool) -> None:
     holder = holder.__self__ if isinstance(holder, types.MethodType) else holder
     if id(holder) in seen or not deep or len(found) > _MOST:
         return
@@ -83,11 +98,19 @@ def _gather(holder: Any, prefix: str, found: dict[str, Any], seen: set[int], dee
     modules = isinstance(holder, nn.Module)
     if modules:
         found |= {f"buffer {prefix}{name}": _plain(each, seen, 1) for name, each in holder._buffers.items()}
+        if frozen:
+            own = [(name, each) for name, each in holder._parameters.items() if _at_rest(each)]
+            found |= {f"parameter {prefix}{name}": _plain(each, seen, 1) for name, each in own}
     for name, each in _held(holder).items():
         if isinstance(each, nn.Module) or _looked_into(each):
-            _gather(each, f"{prefix}{name}.", found, seen, deep - (not modules))
-        elif not isinstance(each, nn.Parameter):
-            found[prefix + name] = _plain(each, seen, deep - 1)
+            _gather(each, f"{prefix}{name}.", found, seen, deep - (not modules), frozen)
+        elif not isinstance(each, nn.Parameter) or (frozen and _at_rest(each)):
+            found[prefix + name] = _plain(each, seen, deep - 1, frozen)
+
+
+def _at_rest(value: Any) -> bool:
+    """Whether ``value`` is a parameter that does not learn: in a loss it holds what a buffer might."""
+    return isinstance(value, nn.Parameter) and not value.requires_grad
 
 
 def _held(holder: Any) -> dict[str, Any]:
@@ -98,8 +121,10 @@ def _held(holder: Any) -> dict[str, Any]:
     if isinstance(holder, types.FunctionType):
         return {name: each for _, name, each in _named(holder)} | vars(holder)
     held = {} if isinstance(holder, nn.Module) else {name: getattr(holder, name) for name in _slots(holder)}
-    for kind in reversed(type(holder).__mro__):
-        held |= {name: each for name, each in vars(kind).items() if _of_class(kind, name, each)}
+    for kind in _own_kinds(holder):
+        held |= {name: each for name, each in vars(kind).items() if _of_class(name, each)}
+        for method in _methods(kind):
+            held |= {_label(method, *named[:2]): named[2] for named in _named(method) if _may_keep(named[2])}
     held |= {name: each for name, each in getattr(holder, "__dict__", {}).items() if not _of_pytorch(holder, name)}
     return held | holder._modules if isinstance(holder, nn.Module) else held
 
@@ -118,10 +143,59 @@ def _slots(holder: Any) -> list[str]:
     return [name for name in listed if name not in ("__dict__", "__weakref__") and hasattr(holder, name)]
 
 
-def _of_class(kind: type, name: str, value: Any) -> bool:
+def _own_kinds(holder: Any) -> list[type]:
+    """The classes of ``holder`` that are not opaque, its own last."""
+    return [kind for kind in reversed(type(holder).__mro__) if not _foreign(kind.__module__)]
+
+
+_SHARED = (Tensor, np.ndarray, int, float, list, dict, set, deque)
+
+
+def _of_class(name: str, value: Any) -> bool:
     """Whether an attribute of a class may be what its objects keep in common."""
-    kept = (Tensor, np.ndarray, int, float, list, dict, set, deque)
-    return not _foreign(kind.__module__) and not name.startswith("__") and isinstance(value, kept)
+    return isinstance(value, _SHARED) and not name.startswith("__")
+
+
+def _methods(kind: type) -> list[types.FunctionType]:
+    """The methods of a class of the user's; of a library's none: there is much of it, and little of the user's."""
+    if _installed(kind.__module__):
+        return []
+    own = [each for name, each in vars(kind).items() if name not in _NEVER_AGAIN]
+    plain = [each.fget if isinstance(each, property) else getattr(each, "__func__", each) for each in own]
+    return [each for each in plain if isinstance(each, types.FunctionType)]
+
+
+_NEVER_AGAIN = {"__init__", "__new__", "__post_init__"}
+"""Methods that no call comes back to."""
+
+
+def _label(method: types.FunctionType, where: Any, name: str) -> str:
+    return f"global {name}" if isinstance(where, (dict, type)) else f"{name} of {method.__name__}"
+
+
+def _may_keep(value: Any) -> bool:
+    """Whether what a method names may keep something: no class, and no function or plain object of a library."""
+    if isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
+        return False
+    if isinstance(value, types.FunctionType):
+        return not _installed(value.__module__)
+    return (
+        isinstance(value, (nn.Module, functools.partial))
+        or not _looked_into(value)
+        or not _installed(type(value).__module__)
+    )
+
+
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+@functools.cache
+def _installed(module: str | None) -> bool:
+    """Whether a module is of a library that was installed, and not of the user's."""
+    if _foreign(module):
+        return True
+    path = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return path.startswith(_STANDARD) or "site-packages" in path or "dist-packages" in path
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
@@ -131,17 +205,47 @@ def _named(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # nothing is in it yet
             yield cell, name, cell.cell_contents
-    names, codes = set[str](), [function.__code__]
-    while codes:
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    for name in sorted(names & function.__globals__.keys()):
-        yield function.__globals__, name, function.__globals__[name]
-    for number, each in enumerate(function.__defaults__ or ()):
+    held, (names, others, _) = function.__globals__, _names(function.__code__)
+    for name in names:
+        each = held.get(name, _GONE)
+        if isinstance(each, (types.ModuleType, type)):
+            yield from _named_within(each, others)
+        elif each is not _GONE:
+            yield held, name, each
+    for number, each in enumerate((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
         yield None, f"default {number}", each
 
 
+def _named_within(space: Any, names: frozenset[str]) -> Iterator[tuple[Any, str, Any]]:
+    """What a function names that is held by a module, or a class, of the user's."""
+    module = isinstance(space, types.ModuleType)
+    if not _installed(space.__name__ if module else space.__module__):
+        for name in sorted(names & vars(space).keys()):
+            if _of_class(name, vars(space)[name]):
+                yield (vars(space) if module else space), name, vars(space)[name]
+
+
+_NAMES: dict[int, tuple[types.CodeType, tuple[list[str], frozenset[str], frozenset[str]]]] = {}
+"""By the number of a code (which is held, so that no other gets it) the names in it."""
+
+
+def _names(code: types.CodeType) -> tuple[list[str], frozenset[str], frozenset[str]]:
+    """The globals that a function, and what is defined in it, reads or writes; all names in it; globals it writes."""
+    if (known := _NAMES.get(id(code))) is not None:
+        return known[1]
+    names, others, written, codes = set[str](), set[str](), set[str](), [code]
+    while codes:
+        each = codes.pop()
+        reached = [one for one in dis.get_instructions(each) if one.opname.endswith(("_GLOBAL", "_GLOBALS", "_NAME"))]
+        names |= {one.argval for one in reached}
+        written |= {one.argval for one in reached if one.opname == "STORE_GLOBAL"}
+        others |= set(each.co_names)
+        codes += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
+    _NAMES[id(code)] = code, (sorted(names), frozenset(others), frozenset(written))
+    return _NAMES[id(code)][1]
+
+
+@functools.cache
 def _foreign(package: str | None) -> bool:
     return (package or "").partition(".")[0] in _OPAQUE
 
@@ -159,7 +263,7 @@ def _looked_into(value: Any) -> bool:
     return not _foreign(type(value).__module__) and (hasattr(value, "__dict__") or bool(_slots(value)))
 
 
-def _plain(value: Any, seen: set[int], deep: int) -> Any:
+def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
     """A copy of ``value`` that compares; of what is not looked into its type."""
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None), np.generic)):
         return value
@@ -172,16 +276,19 @@ def _plain(value: Any, seen: set[int], deep: int) -> Any:
         return value.copy()
     if isinstance(value, nn.Module) or _looked_into(value):
         inner: dict[str, Any] = {}
-        _gather(value, "", inner, seen, deep)
+        _gather(value, "", inner, seen, deep, frozen)
         return inner
     if not isinstance(value, (list, tuple, deque, set, frozenset, Mapping)) or not deep or id(value) in seen:
         return kind
     inside = seen | {id(value)}
     if isinstance(value, Mapping):
-        return kind, [(_plain(key, inside, deep - 1), _plain(each, inside, deep - 1)) for key, each in value.items()]
+        return kind, [
+            (_plain(key, inside, deep - 1, frozen), _plain(each, inside, deep - 1, frozen))
+            for key, each in value.items()
+        ]
     if isinstance(value, (set, frozenset)):
-        return kind, sorted(repr(_plain(each, inside, deep - 1)) for each in value)
-    return kind, [_plain(each, inside, deep - 1) for each in value]
+        return kind, sorted(repr(_plain(each, inside, deep - 1, frozen)) for each in value)
+    return kind, [_plain(each, inside, deep - 1, frozen) for each in value]
 
 
 def _alike(one: Any, two: Any) -> bool:
@@ -199,9 +306,15 @@ def _alike(one: Any, two: Any) -> bool:
 
 
 class KeptState:
-    """What ``holder`` keeps, and all that it holds on to, to be put back in place: trials leave it as it was."""
+    """What ``holder`` keeps, and all that it holds on to, to be put back in place: trials leave it as it was.
 
-    def __init__(self, holder: Any) -> None:
+    Args:
+        holder: An object, a module or a function.
+        frozen: Parameters that do not learn are put back up to so many values; those that learn never are.
+    """
+
+    def __init__(self, holder: Any, frozen: int = _HUGE) -> None:
+        self._frozen = frozen
         self._places: list[Callable[[], object]] = []
         self._seen: dict[int, Any] = {}
         todo = [] if type(holder).__module__.startswith("torch.") else [holder]  # PyTorch's own losses keep nothing
@@ -219,11 +332,10 @@ class KeptState:
     def _note(self, value: Any) -> list[Any]:
         """Remember what is in ``value``, and say what else to look at."""
         put = self._places.append
-        if isinstance(value, nn.Parameter):
-            return []
         if isinstance(value, Tensor):
             with suppress(Exception):  # larger ones are data, or are refused if they change
-                if value.numel() > _HUGE:
+                parameter = isinstance(value, nn.Parameter)
+                if value.numel() > (self._frozen if parameter else _HUGE) or (parameter and value.requires_grad):
                     return []
                 put(functools.partial(_refill, value, value.data, value.detach().clone()))
         elif isinstance(value, np.ndarray):
@@ -255,26 +367,41 @@ class KeptState:
         if isinstance(value, types.MethodType):
             return [value.__self__]
         if isinstance(value, types.FunctionType):
-            for where, name, each in _named(value):
-                if isinstance(where, types.CellType):
-                    put(functools.partial(setattr, where, "cell_contents", each))
-                elif where is not None and not callable(each):
-                    put(functools.partial(where.__setitem__, name, each))
+            self._note_named(value)
         elif isinstance(value, functools.partial):
             return [value.func, *value.args, *value.keywords.values()]
         kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not _of_pytorch(value, name)}
         slots = {name: getattr(value, name) for name in _slots(value)}
         put(functools.partial(_put_back, value, kept, slots))
-        for kind in type(value).__mro__:
-            for name, each in [pair for pair in vars(kind).items() if _of_class(kind, *pair)]:
+        for kind in _own_kinds(value):
+            for name, each in [pair for pair in vars(kind).items() if _of_class(*pair)]:
                 put(functools.partial(setattr, kind, name, each))
-        buffers: list[Any] = []
-        if isinstance(value, nn.Module):
-            table, held = value._buffers, dict(value._buffers)
-            put(lambda: [table.pop(name) for name in [*table] if name not in held])
-            put(lambda: table.update(held))
-            buffers = list(held.values())
-        return [*_held(value).values(), *buffers]
+            for method in _methods(kind):
+                self._note_named(method)
+        parts = dict[str, Any]()
+        for table in (value._buffers, value._parameters) if isinstance(value, nn.Module) else ():
+            put(functools.partial(_as_it_was, table, dict(table)))
+            parts |= table
+        return [*_held(value).values(), *parts.values()]
+
+    def _note_named(self, function: types.FunctionType) -> None:
+        """Remember what is under the names that a function uses."""
+        put, held = self._places.append, function.__globals__
+        for name in _names(function.__code__)[2] - held.keys():
+            put(functools.partial(held.pop, name, None))
+        for where, name, each in _named(function):
+            if isinstance(where, types.CellType):
+                put(functools.partial(setattr, where, "cell_contents", each))
+            elif isinstance(where, type):
+                put(functools.partial(setattr, where, name, each))
+            elif where is not None and not callable(each):
+                put(functools.partial(where.__setitem__, name, each))
+
+
+def _as_it_was(table: dict[str, Any], held: Mapping[str, Any]) -> None:
+    for name in [name for name in table if name not in held]:
+        del table[name]
+    table.update(held)
 
 
 def _put_back(value: Any, kept: Mapping[str, Any], slots: Mapping[str, Any]) -> None:

@@ -10,7 +10,8 @@ decides for itself alone.
 
 One kind is common and harmless, such as ``if mask.all():`` before a faster attention. It is recognised: a truth about
 *all* samples, or about *any*, which turns as soon as one of them is unlike the others. Where the samples agree, it is
-turned around by force: if the model then says the same (or raises an error), it does not matter who else is there.
+turned around by force: if the model then says the same (or raises an error), it does not matter who else is there; if
+it keeps something else for later batches (a count of those with an overflow), it is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sordina.gradients._kept_state import all_differing
 from sordina.gradients._tracing import tensors_in
 
 Site = tuple[str, int, int]
@@ -241,11 +243,16 @@ def _site() -> Site | None:
     return found
 
 
+class Remembered(Exception):
+    """An answer about all samples, or any, changes what is kept after the batch; the text is where."""
+
+
 def settled(
     run: Callable[[Any], Sequence[Tensor]],
     companies: Sequence[Company],
     same: Callable[[Sequence[Tensor], Sequence[Tensor]], bool],
     spare: Callable[[], Company],
+    left: Callable[[], Mapping[str, Any]],
 ) -> tuple[frozenset[Site], str]:
     """The places at which it does not matter what Python reads of the samples, and else where it might.
 
@@ -254,9 +261,13 @@ def settled(
         companies: On what to call it.
         same: Whether two results are the same.
         spare: One more company, of samples that are more alike; asked for where something was read.
+        left: What is kept when an ordinary batch has followed on what was run last (`kept_state`).
 
     Returns:
         The places, and an empty text; or no places, and what was read.
+
+    Raises:
+        Remembered: What is kept depends on such an answer.
     """
     seen: dict[Site, str] = {}
     met: set[Site] = set()
@@ -266,6 +277,7 @@ def settled(
             break
         value, samples, rows = companies[number] if number < len(companies) else spare()
         usual: Sequence[Tensor] | None = None
+        kept: Mapping[str, Any] = {}
         at_first: set[Site] = set()
         todo, tried = [frozenset[Site]()], set[frozenset[Site]]()
         while todo:
@@ -289,8 +301,14 @@ def settled(
                 assert result is not None
                 usual, at_first = result, {read.site for read in reads.found}
                 unclear.append(reads.unclear)
-            elif result is not None and not same(usual, result):
-                return frozenset(), next(words for site, words in seen.items() if site in turned)
+                kept = left() if at_first else {}
+            elif result is not None:
+                if names := set(all_differing(kept, left())):
+                    run(value)
+                    if names - set(all_differing(kept, left())):  # not just the time of day
+                        raise Remembered(min(names))
+                if not same(usual, result):
+                    return frozenset(), next(words for site, words in seen.items() if site in turned)
             met |= turned
             calm = {read.site for read in reads.found if read.value == read.calm}
             fresh = calm - {read.site for read in reads.found if read.value != read.calm} - turned
@@ -301,5 +319,5 @@ def settled(
         for site, shape in unclear[0].keys() & other.keys():
             if site is not None:
                 return frozenset(), str(Read(site, other[site, shape], None))
-    left = [words for site, words in seen.items() if site not in met]
-    return (frozenset(), left[0]) if left else (frozenset(seen), "")
+    unmet = [words for site, words in seen.items() if site not in met]
+    return (frozenset(), unmet[0]) if unmet else (frozenset(seen), "")

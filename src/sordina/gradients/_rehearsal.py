@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sordina.errors import Unsupported
 from sordina.gradients._chance import Generators
 from sordina.gradients._kept_state import KeptState as KeptState
+from sordina.gradients._kept_state import all_differing as all_differing
 from sordina.gradients._kept_state import differing as differing
 from sordina.gradients._kept_state import digest, same
 from sordina.gradients._kept_state import kept_state as kept_state
@@ -242,6 +243,15 @@ CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
 """What is done to the row that takes the place of a sample."""
 LOUD = (CHANGES[1], CHANGES[3], CHANGES[4])
 """Those that move any statistic of a batch, to either side."""
+EXTREME: tuple[Callable[[Tensor], Tensor], ...] = (
+    CHANGES[4],
+    lambda row: torch.full_like(row, float("inf")),
+    lambda row: row * 1e30,
+    lambda row: row * -1e30,
+    lambda row: row * 1e4,
+    lambda row: torch.zeros_like(row),
+)
+"""What records seldom are, and what scales and counts may follow."""
 
 
 def rows_of(tensor: Tensor, dim: int, sample: int, rows: int) -> Tensor:

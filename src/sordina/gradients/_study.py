@@ -35,19 +35,22 @@ from torch.autograd.graph import get_gradient_edge
 from sordina.errors import Unsupported
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._hooks import Recorder, Tap
-from sordina.gradients._reads import Company, Site, settled
+from sordina.gradients._reads import Company, Remembered, Site, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
     CROWDS,
+    EXTREME,
     FEW,
     FEW_WEIGHTS,
     LOUD,
     MAKERS,
     ROOM,
     Dims,
+    KeptState,
     Limits,
     Maker,
     Snapshot,
+    all_differing,
     aside,
     batch_dims,
     batch_sizes,
@@ -265,6 +268,13 @@ class Study:
             self.recorder.muted -= 1
 
 
+def _remembers(name: str) -> str:
+    return (
+        f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as soon as it "
+        "is used. Remove the memory (queues, averages, lists that grow, counts of overflows), or begin anew each time."
+    )
+
+
 IN_COMPANY = "on made-up rows, the model says something else of a sample in company than alone"
 SEEDED = "the model seeds random numbers in its forward pass, so that without a sample others get other ones"
 ON_MADE_UP_ROWS = "on made-up rows, replacing one sample changes what the model says of others"
@@ -340,7 +350,10 @@ class StructureTrial:
     ) -> tuple[frozenset[Site], str]:
         """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
 
+        kept = KeptState(self.study.model, 0)
+
         def run(value: tuple[Any, Any]) -> list[Tensor]:
+            kept.restore()
             tensors = self._fresh(partial(self.study.plain, value))
             wanted = [get_gradient_edge(each) for each in self.study.parameters.values()]
             chosen = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
@@ -353,15 +366,24 @@ class StructureTrial:
                 return False
             return all(close(a, b, place.dim if place else None) for a, b, place in zip(one, two, places, strict=True))
 
+        def left() -> dict[str, Any]:
+            self.snapshot.restore_chance()
+            self.study.plain(self.value)
+            return self._kept()
+
         def company(value: tuple[Any, Any], rows: int) -> Company:
             held = zip(tensors_in([value]), self.dims, strict=True)
             return value, [tensor for tensor, dim in held if dim is not None], rows
 
         try:
             both = company(self.value, self.rows), company(larger, many)
-            return settled(run, both, same, lambda: company(alike(), self.rows))
+            return settled(run, both, same, lambda: company(alike(), self.rows), left)
+        except Remembered as found:
+            raise Unsupported(_remembers(str(found))) from None
         except Exception:
             return frozenset(), "the model cannot be watched while it runs"
+        finally:
+            kept.restore()
 
     def _fresh(self, work: Callable[[], Any]) -> Any:
         self.snapshot.restore()
@@ -487,19 +509,56 @@ class StructureTrial:
         """
         other = chosen(self.value, self.dims, [0] * self.rows)
         other = scaled(other, self.dims, range(self.rows), 3.0)
+        if not self._check_left([other]):
+            return  # it does not take such rows
+        extremes = list(self._extremes())
+        prints = fingerprint(self.study.model) if extremes else {}
+        if extremes and not self._check_left(extremes):
+            for each in extremes:
+                self._check_left([each])
+        check_parameters(prints, fingerprint(self.study.model) if extremes else prints)
+
+    def _extremes(self) -> Iterator[tuple[Any, Any]]:
+        """Batches with a row that is no number, infinite, huge or nothing: for states that seldom change."""
+        if any(
+            dim is not None and x.is_floating_point()
+            for x, dim in zip(tensors_in([self.value]), self.dims, strict=True)
+        ):
+            for change in EXTREME:
+                yield replaced(self.value, self.dims, 0, 0, change)
+            yield scaled(self.value, self.dims, range(self.rows), 1e30)
+
+    def _check_left(self, others: Sequence[tuple[Any, Any]]) -> bool:
+        """Refuse a model in which ``others`` leave something else than as many ordinary batches; False if it fails."""
+        kept = KeptState(self.study.model, 0)
         states = []
-        for before in (self.value, other):
+        for before in ([self.value] * len(others), others, [self.value] * len(others)):
+            kept.restore()
+            self.snapshot.restore()
             try:
-                self._after(before, 1.0)
+                for each in before:
+                    self.snapshot.restore_chance()
+                    self._there_and_back(each, 1.0)
+                self.snapshot.restore_chance()
+                self._there_and_back(self.value, 1.0)
             except Exception:
-                return  # it does not take such rows
-            states.append(kept_state(self.study.model))
-        name = differing(*({key: each for key, each in one.items() if key[:7] != "buffer "} for one in states))
-        if name:
-            raise Unsupported(
-                f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as "
-                "soon as it is used. Remove the memory (queues, averages, lists that grow), or begin anew in each call."
-            )
+                return False
+            finally:
+                state = self._kept()
+                kept.restore()
+            states.append(state)
+            if len(states) == 2 and not differing(*states):
+                return True
+        one, two, again = states
+        volatile = set(all_differing(one, again))
+        if name := next((name for name in all_differing(one, two) if name not in volatile), ""):
+            raise Unsupported(_remembers(name))
+        return True
+
+    def _kept(self) -> dict[str, Any]:
+        """What the model keeps, but for buffers that the user has vouched for."""
+        vouched = {f"buffer {name}" for name in self.study.public_buffers}
+        return {name: each for name, each in kept_state(self.study.model).items() if name not in vouched}
 
     def _after(self, before: tuple[Any, Any], loud: float) -> list[Tensor]:
         self.snapshot.restore()

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import UNUSUAL, InOrder
-from sordina.gradients._kept_state import KeptState, differing, kept_state
-from sordina.gradients._reads import Company, Reads, settled
+from sordina.gradients._kept_state import KeptState, all_differing, is_huge, kept_state
+from sordina.gradients._reads import Company, Reads, Remembered, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.removal import CHANCE
 
 Pair = tuple[Any, Any]
 """The results of a model and the targets."""
@@ -34,6 +35,20 @@ _ONE_BY_ONE = 8
 """So many tensors are changed one by one, and all others together."""
 _LOUD = (lambda row: 1 - row / 2, lambda row: row * 1e3 + 1e2, lambda row: torch.full_like(row, math.nan))
 """What a row of numbers is changed to: another one, one that moves every statistic, one that is no number."""
+_EXTREME: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda row: torch.full_like(row, math.nan),
+    lambda row: torch.full_like(row, math.inf),
+    lambda row: torch.full_like(row, -math.inf),
+    lambda row: row * 1e30,
+    lambda row: row * -1e30,
+    lambda row: row * 1e3 + 1e2,
+    lambda row: torch.zeros_like(row),
+)
+"""What a row is changed to for states that seldom change: scales that follow overflows, counts of what is no number."""
+_IGNORED = (-100, -1)
+"""Whole numbers that stand for "no label"."""
+_AGAIN = 2
+"""So many extreme batches are tried each time after the first."""
 _UNLIKE = (3, 5, 7, 11, 13, 17, 19), (4, 6, 8, 9, 10, 12, 14)
 """Numbers of rows to try a loss with, of which one is no other size of its arguments."""
 
@@ -58,10 +73,12 @@ class LossTrials:
         self.kept = KeptState(loss)
         self.error: Exception | None = None
         """Why it could not be tried."""
+        self._later = False
+        """Whether all extreme batches were tried before."""
 
     def at_present(self) -> LossTrials:
         """The same, from the state that the loss is in now."""
-        self.kept = KeptState(self.loss)
+        self.kept, self._later = KeptState(self.loss), True
         return self
 
     def many(self) -> int:
@@ -163,7 +180,10 @@ class LossTrials:
     # What Python reads.
 
     def decided(self) -> str:
-        """Where numbers of the batch that Python reads decide what the loss does; empty if none do."""
+        """Where numbers of the batch that Python reads decide what the loss does; empty if none do.
+
+        Refuses a loss for which they decide what it keeps.
+        """
         sizes = {size for tensor in self.tensors for size in tensor.shape}
         few, many = (next(rows for rows in some if rows not in sizes) for some in _UNLIKE)
 
@@ -174,10 +194,29 @@ class LossTrials:
         def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
             return torch.allclose(one[0], two[0], 1e-4, 1e-4) if one[0].shape == two[0].shape else False
 
+        def run(pair: Pair) -> list[Tensor]:
+            self.kept.restore()
+            return [self._call(pair, gradients=False)]
+
         for limit in self._limits():
-            with suppress(Exception):
+            last = self._made(few, limit)
+
+            def left(last: Pair = last) -> dict[str, Any]:
+                try:
+                    losses = self._call(last, gradients=False)
+                    return self._state() | {_LOSSES: losses}
+                finally:
+                    self.kept.restore()
+
+            try:
                 both = company(few, limit), company(many, limit)
-                return settled(lambda pair: [self._run(pair)], both, same, lambda: company(many, 1))[1]
+                return settled(run, both, same, lambda: company(many, 1), left)[1]
+            except Remembered as found:
+                raise memory_refusal(str(found)) from None
+            except Exception:
+                continue
+            finally:
+                self.kept.restore()
         with Reads(self._samples(self.pair), self.rows) as reads:
             try:
                 self._run(self.pair)
@@ -197,24 +236,44 @@ class LossTrials:
     def remembers(self) -> str | None:
         """The attribute in which the loss keeps something of the data of earlier batches; empty if it does not.
 
-        The same batch after one batch and after another of the same shapes: counts are equal then, and what a state
-        has of the data is not. None if a call changes nothing at all, or if nothing could be tried.
+        The same batch after one batch and after others of the same shapes: counts are equal then, and what a state
+        has of the data is not. Some of the others have rows that are no numbers, infinite or huge. None if there is no
+        state, or if nothing could be tried.
         """
-        if not kept_state(self.loss):
-            return None
         for first in self._sources(FEW):
             with suppress(Exception):
-                self.kept.restore()
-                idle = kept_state(self.loss)
-                if not differing(idle, self._after([first])):
-                    return None
-                batch, other = flipped(first, self.dims), self._other(first)
-                one, again, two = (self._after([each, batch]) for each in (first, first, other))
-                while name := differing(one, again):  # the time of day, for one
-                    for state in (one, again, two):
-                        state.pop(name, None)
-                return differing(one, two)
+                batch = flipped(first, self.dims)
+                one, again, two = (self._after([each, batch]) for each in (first, first, self._other(first)))
+                volatile = set(all_differing(one, again))  # the time of day, for one
+                huge = next((name for name in volatile if is_huge(one.get(name))), "")
+                name = huge or self._told_apart(one, two, volatile) or self._extremes_show(first, batch, one, volatile)
+                return name if name or len(one) > 1 else None
         return None
+
+    def _extremes_show(self, first: Pair, batch: Pair, usual: dict[str, Any], volatile: set[str]) -> str:
+        """What is not as ``usual`` after a batch with extreme rows, and ``batch``."""
+        extremes = list(self._extremes(first))
+        for other in CHANCE.sample(extremes, min(_AGAIN, len(extremes))) if self._later else extremes:
+            with suppress(Exception):  # a value that the loss does not take leaves nothing behind
+                if name := self._told_apart(usual, self._after([other, batch]), volatile):
+                    return name
+        return ""
+
+    def _told_apart(self, one: dict[str, Any], two: dict[str, Any], volatile: set[str]) -> str:
+        return next((name for name in all_differing(one, two) if name not in volatile), "")
+
+    def _extremes(self, pair: Pair) -> Iterator[Pair]:
+        """``pair`` with one row, and with all rows, of the results or of the targets as records seldom are."""
+        for targets, rows in itertools.product((False, True), ([0], range(FEW))):
+            own = [place for place, dim in enumerate(self.dims) if dim is not None]
+            group = {place for place in own if (place >= self.results) == targets}
+            if any(_numbers(self.tensors[place]) for place in group):
+                yield from (_extreme(pair, group, rows, change) for change in _EXTREME)
+            if targets and all(tensor.device.type == "cpu" for tensor in self.tensors):  # elsewhere it ends the process
+                yield from (_extreme(pair, group, rows, None, label) for label in _IGNORED)
+
+    def _state(self) -> dict[str, Any]:
+        return kept_state(self.loss, frozen=True)
 
     def _after(self, batches: Sequence[Pair]) -> dict[str, Any]:
         """The state after ``batches``, and the losses of the last one."""
@@ -222,7 +281,7 @@ class LossTrials:
         try:
             for batch in batches:
                 losses = self._call(batch, gradients=True)
-            return kept_state(self.loss) | {_LOSSES: losses}
+            return self._state() | {_LOSSES: losses}
         finally:
             self.kept.restore()
 
@@ -365,6 +424,23 @@ def _replaced(pair: Pair, group: set[int], row: int, change: Callable[[Tensor], 
     """``pair`` with another ``row`` in some of its tensors."""
     places = itertools.count()
     twin: Pair = changed(pair, lambda each: _with_row(each, row, change) if next(places) in group else each)
+    return twin
+
+
+def _extreme(
+    pair: Pair, group: set[int], rows: Sequence[int], change: Callable[[Tensor], Tensor] | None, label: int = 0
+) -> Pair:
+    """``pair`` with other ``rows`` in some of its tensors: numbers changed, or whole numbers at ``label``."""
+    places = itertools.count()
+
+    def extreme(tensor: Tensor) -> Tensor:
+        if next(places) not in group or (change is not None) != _numbers(tensor) or tensor.dtype is torch.bool:
+            return tensor
+        other, index = tensor.clone(), torch.tensor(list(rows), device=tensor.device)
+        other[index] = torch.full_like(other[index], label) if change is None else change(tensor[index])
+        return other
+
+    twin: Pair = changed(pair, extreme)
     return twin
 
 

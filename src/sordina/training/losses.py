@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
-from sordina.gradients._kept_state import KeptState
+from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._rehearsal import Attributes, Dims, aside, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.removal import LossWatch, RemovalSchedule
@@ -98,7 +98,7 @@ class PerSample:
         kind = (form, tuple(each.shape[1:] for each in tensors))
         if kind in self._apart:
             return self._one_by_one((output, target), self._apart[kind])
-        before = KeptState(self.loss)
+        before = KeptState(self.loss, COUNTERS)
         losses = _checked(self.loss(output, target))
         rows = len(losses)
         counts, others = self._forms.setdefault(form, (set(), set()))
@@ -108,7 +108,7 @@ class PerSample:
         known = rows <= self._tried.get(kind, 0) and self._stateful is None
         if known or len(counts) == 1 or 0 not in dims:  # at one size something else may be as long as the batch
             return losses
-        after = KeptState(self.loss)
+        after = KeptState(self.loss, COUNTERS)
         before.restore()
         self._try(kind, (output, target), dims, rows, plain=False)
         if kind in self._apart:
@@ -147,7 +147,7 @@ class PerSample:
 
     def _one_by_one(self, pair: tuple[Any, Any], dims: Dims) -> Tensor:
         """The losses of batches of one, each from the same state: it counts calls by batches."""
-        before, losses = KeptState(self.loss), list[Tensor]()
+        before, losses = KeptState(self.loss, COUNTERS), list[Tensor]()
         rows = next(len(each) for each, dim in zip(tensors_in([pair]), dims, strict=True) if dim == 0)
         for row in range(rows):
             before.restore()
