@@ -796,6 +796,8 @@ class KeepsElsewhere(nn.Module):
             kept.data = kept.data + 1
         if self.what == "answer" and (hidden.detach() == 0.123456).any():
             self.scale /= 2
+        if self.what == "samples":
+            self.scale += len(x)
         if self.what == "count":
             CALLS["model"] += 1
             self.times.append(time.monotonic())
@@ -803,7 +805,7 @@ class KeepsElsewhere(nn.Module):
         return hidden
 
 
-@pytest.mark.parametrize("what", ["global", "overflow", "buffer", "parameter", "answer"])
+@pytest.mark.parametrize("what", ["global", "overflow", "buffer", "parameter", "answer", "samples"])
 def test_a_memory_elsewhere_or_of_extreme_records_is_refused(what):
     """A scale halved by one record that overflows: 4.4 times the bound from then on."""
     model = KeepsElsewhere(what)

@@ -230,6 +230,14 @@ class Labelled(LossScale):
         return F.cross_entropy(output, target, reduction="none")
 
 
+class Seen(LossScale):
+    """How many samples there were is the sum of sizes that nobody may know."""
+
+    def __call__(self, output, target):
+        self.scale += len(output)
+        return F.cross_entropy(output, target, reduction="none")
+
+
 class Centres(nn.Module):
     """Centres in parameters that do not learn; used every 50 calls."""
 
@@ -274,6 +282,7 @@ REMEMBERING = {
     "overflows": (Overflows, "scale"),
     "turned answer": (Confident, "scale"),
     "labels that count": (Labelled, "scale"),
+    "samples seen": (Seen, "scale"),
     "frozen parameter": (Centres, "parameter sums"),
     "huge": (Queue, "buffer queue"),
     "function": (lambda: _on_itself, "mean"),

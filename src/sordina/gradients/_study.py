@@ -271,7 +271,7 @@ class Study:
 def _remembers(name: str) -> str:
     return (
         f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as soon as it "
-        "is used. Remove the memory (queues, averages, lists that grow, counts of overflows), or begin anew each time."
+        "is used. Remove the memory (queues, averages, lists that grow, counts of samples), or begin anew in each call."
     )
 
 
@@ -505,11 +505,12 @@ class StructureTrial:
     def check_history(self) -> None:
         """Refuse a model that keeps something of a batch beyond the next one, whether it is used now or much later.
 
-        Two batches of the same shapes leave it the same after a third: counters are equal, memories of data are not.
+        Whatever batches were there, as many leave it the same after one more: counts of calls are equal, memories of
+        data are not, nor are counts of samples.
         """
         other = chosen(self.value, self.dims, [0] * self.rows)
         other = scaled(other, self.dims, range(self.rows), 3.0)
-        if not self._check_left([other]):
+        if not self._check_left([other, part(self.value, self.dims, 0, 2)]):
             return  # it does not take such rows
         extremes = list(self._extremes())
         prints = fingerprint(self.study.model) if extremes else {}

@@ -236,9 +236,9 @@ class LossTrials:
     def remembers(self) -> str | None:
         """The attribute in which the loss keeps something of the data of earlier batches; empty if it does not.
 
-        The same batch after one batch and after others of the same shapes: counts are equal then, and what a state
-        has of the data is not. Some of the others have rows that are no numbers, infinite or huge. None if there is no
-        state, or if nothing could be tried.
+        The same batch after one batch and after others: counts of calls are equal then, and what a state has of the
+        data is not. Some of the others have rows that are no numbers, infinite or huge, or fewer rows. None if there is
+        no state, or if nothing could be tried.
         """
         for first in self._sources(FEW):
             with suppress(Exception):
@@ -263,7 +263,8 @@ class LossTrials:
         return next((name for name in all_differing(one, two) if name not in volatile), "")
 
     def _extremes(self, pair: Pair) -> Iterator[Pair]:
-        """``pair`` with one row, and with all rows, of the results or of the targets as records seldom are."""
+        """``pair`` with one row, and with all rows, of results or of targets as records seldom are; fewer rows."""
+        yield part(pair, self.dims, 0, FEW - 1)
         for targets, rows in itertools.product((False, True), ([0], range(FEW))):
             own = [place for place, dim in enumerate(self.dims) if dim is not None]
             group = {place for place in own if (place >= self.results) == targets}
@@ -402,7 +403,7 @@ def memory_refusal(name: str) -> InvalidInput:
     return InvalidInput(
         f"the loss keeps data between batches in {name!r}: a later step would depend on records of earlier ones, "
         "outside of any budget. Keep nothing of a batch for the next (running averages, weights that follow the "
-        "losses, banks, lists of what was seen); a count of calls may stay."
+        "losses, banks, lists or counts of what was seen); a count of calls may stay."
     )
 
 

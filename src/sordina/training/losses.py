@@ -440,7 +440,7 @@ class FailingRows:
 
     def _state(self) -> Callable[[], None]:
         """What puts back what the loss and the model keep now."""
-        loss, model = KeptState(self.loss), Attributes(self.model, self._counts)
+        loss, model = KeptState(self.loss, COUNTERS), Attributes(self.model, self._counts)
 
         def restore() -> None:
             loss.restore()
