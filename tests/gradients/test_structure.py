@@ -781,7 +781,8 @@ class KeepsElsewhere(nn.Module):
 
     def __init__(self, what):
         super().__init__()
-        self.what, self.layer, self.scale, self.times = what, nn.Linear(4, 2), 1.0, deque[float](maxlen=9)
+        self.what, self.layer, self.scale, self.seen = what, nn.Linear(4, 2), 1.0, 0
+        self.times = deque[float](maxlen=9)
         self.register_buffer("bad", torch.zeros(()))
         self.frozen = nn.Parameter(torch.zeros(()), requires_grad=False)
 
@@ -797,7 +798,7 @@ class KeepsElsewhere(nn.Module):
         if self.what == "answer" and (hidden.detach() == 0.123456).any():
             self.scale /= 2
         if self.what == "samples":
-            self.scale += len(x)
+            self.seen += len(x)
         if self.what == "count":
             CALLS["model"] += 1
             self.times.append(time.monotonic())
