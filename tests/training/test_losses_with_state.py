@@ -285,6 +285,7 @@ REMEMBERING = {
     "samples seen": (Seen, "scale"),
     "frozen parameter": (Centres, "parameter sums"),
     "huge": (Queue, "buffer queue"),
+    "wrapped by PyTorch": (lambda: nn.DataParallel(Running(), []), "buffer module.scale"),
     "function": (lambda: _on_itself, "mean"),
     "object": (Weighing, "total"),
     "method": (lambda: Weighing().__call__, "total"),

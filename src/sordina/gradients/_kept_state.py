@@ -50,6 +50,14 @@ def same(one: Tensor, two: Tensor) -> bool:
     return bool(((one == two) | ((one != one) & (two != two))).all())
 
 
+def keeps_nothing(holder: Any) -> bool:
+    """Whether ``holder`` is one of PyTorch's own losses."""
+    function = holder.func if isinstance(holder, functools.partial) else holder
+    if isinstance(function, types.FunctionType):
+        return function.__module__ == "torch.nn.functional"
+    return type(function).__module__ == "torch.nn.modules.loss"
+
+
 def kept_state(holder: Any, frozen: bool = False) -> dict[str, Any]:
     """What ``holder`` keeps, by the names of its attributes: plain values that compare, and copies of tensors.
 
@@ -317,7 +325,7 @@ class KeptState:
         self._frozen = frozen
         self._places: list[Callable[[], object]] = []
         self._seen: dict[int, Any] = {}
-        todo = [] if type(holder).__module__.startswith("torch.") else [holder]  # PyTorch's own losses keep nothing
+        todo = [] if keeps_nothing(holder) else [holder]
         while todo and len(self._seen) < _MOST:
             value = todo.pop()
             if id(value) not in self._seen:

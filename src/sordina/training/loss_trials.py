@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import UNUSUAL, InOrder
-from sordina.gradients._kept_state import KeptState, all_differing, is_huge, kept_state
+from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
 from sordina.gradients._reads import Company, Reads, Remembered, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
@@ -240,6 +240,8 @@ class LossTrials:
         data is not. Some of the others have rows that are no numbers, infinite or huge, or fewer rows. None if there is
         no state, or if nothing could be tried.
         """
+        if keeps_nothing(self.loss):
+            return None
         for first in self._sources(FEW):
             with suppress(Exception):
                 batch = flipped(first, self.dims)
