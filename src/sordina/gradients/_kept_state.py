@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -429,3 +429,41 @@ def _refill(tensor: Tensor, data: Tensor, values: Tensor) -> None:
             tensor.data = data
         if not same(tensor, values):
             tensor.data.copy_(values)
+
+
+def left_otherwise(
+    holder: Any,
+    begin: Callable[[], object],
+    play: Callable[[Any], object],
+    state: Callable[[], Mapping[str, Any]],
+    usual: Any,
+    others: Sequence[Any],
+) -> str | None:
+    """The name of what ``holder`` keeps otherwise after ``others`` than after as many ``usual`` batches.
+
+    One more usual batch follows on both. Empty if there is no such thing, None if a batch is not taken.
+
+    Args:
+        holder: What is put back before and after.
+        begin: Called before the first batch.
+        play: Called with each batch.
+        state: What is kept.
+        usual: An ordinary batch.
+        others: Other batches.
+    """
+    kept, states = KeptState(holder, 0), list[Mapping[str, Any]]()
+    for before in ([usual] * len(others), others, [usual] * len(others)):
+        kept.restore()
+        begin()
+        try:
+            for each in (*before, usual):
+                play(each)
+            states.append(state())
+        except Exception:
+            return None
+        finally:
+            kept.restore()
+        if len(states) == 2 and not differing(*states):
+            return ""
+    volatile = set(all_differing(states[0], states[2]))  # the time of day, for one
+    return next((name for name in all_differing(*states[:2]) if name not in volatile), "")

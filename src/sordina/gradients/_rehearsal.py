@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from sordina.errors import Unsupported
 from sordina.gradients._chance import Generators
 from sordina.gradients._kept_state import KeptState as KeptState
-from sordina.gradients._kept_state import all_differing as all_differing
-from sordina.gradients._kept_state import differing as differing
 from sordina.gradients._kept_state import digest, same
 from sordina.gradients._kept_state import kept_state as kept_state
+from sordina.gradients._kept_state import left_otherwise as left_otherwise
 from sordina.gradients._tracing import changed, tensors_in
 
 Dims = tuple[int | None, ...]
@@ -254,6 +253,14 @@ EXTREME: tuple[Callable[[Tensor], Tensor], ...] = (
 """What records seldom are, and what scales and counts may follow."""
 
 
+def extreme_batches(value: Any, dims: Dims) -> Iterator[Any]:
+    """The arguments with a row that is no number, infinite, huge or nothing: for states that seldom change."""
+    samples = [(x, dim) for x, dim in zip(tensors_in([value]), dims, strict=True) if dim is not None]
+    if any(x.is_floating_point() for x, _ in samples):
+        yield from (replaced(value, dims, 0, 0, change) for change in EXTREME)
+        yield scaled(value, dims, range(samples[0][0].shape[samples[0][1]]), 1e30)
+
+
 def rows_of(tensor: Tensor, dim: int, sample: int, rows: int) -> Tensor:
     """What belongs to one of ``rows`` samples along ``dim``."""
     size = tensor.shape[dim] // rows
@@ -365,6 +372,14 @@ def changed_words(name: str) -> str:
     return (
         f"the forward pass changes the parameter {name!r}, which would keep raw data outside any budget. Remove what "
         "writes into it (max_norm of an embedding, running averages, initialisation from the first batch)."
+    )
+
+
+def remembers_words(name: str) -> str:
+    """Why a model that keeps data is refused."""
+    return (
+        f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as soon as it "
+        "is used. Remove the memory (queues, averages, lists that grow, counts of samples), or begin anew in each call."
     )
 
 

@@ -39,7 +39,6 @@ from sordina.gradients._reads import Company, Remembered, Site, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
     CROWDS,
-    EXTREME,
     FEW,
     FEW_WEIGHTS,
     LOUD,
@@ -50,18 +49,18 @@ from sordina.gradients._rehearsal import (
     Limits,
     Maker,
     Snapshot,
-    all_differing,
     aside,
     batch_dims,
     batch_sizes,
     check_parameters,
     chosen,
-    differing,
+    extreme_batches,
     fingerprint,
     flipped,
     gone_back,
     kept_state,
     kept_words,
+    left_otherwise,
     limits_found,
     looked_at,
     made,
@@ -70,6 +69,7 @@ from sordina.gradients._rehearsal import (
     positive_rows,
     random_like,
     ranged,
+    remembers_words,
     replaced,
     rows_in,
     rows_of,
@@ -268,13 +268,6 @@ class Study:
             self.recorder.muted -= 1
 
 
-def _remembers(name: str) -> str:
-    return (
-        f"the model keeps data between batches, in {name!r}: what one record changes would have no bound as soon as it "
-        "is used. Remove the memory (queues, averages, lists that grow, counts of samples), or begin anew in each call."
-    )
-
-
 IN_COMPANY = "on made-up rows, the model says something else of a sample in company than alone"
 SEEDED = "the model seeds random numbers in its forward pass, so that without a sample others get other ones"
 ON_MADE_UP_ROWS = "on made-up rows, replacing one sample changes what the model says of others"
@@ -349,7 +342,6 @@ class StructureTrial:
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
     ) -> tuple[frozenset[Site], str]:
         """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
-
         kept = KeptState(self.study.model, 0)
 
         def run(value: tuple[Any, Any]) -> list[Tensor]:
@@ -379,7 +371,7 @@ class StructureTrial:
             both = company(self.value, self.rows), company(larger, many)
             return settled(run, both, same, lambda: company(alike(), self.rows), left)
         except Remembered as found:
-            raise Unsupported(_remembers(str(found))) from None
+            raise Unsupported(remembers_words(str(found))) from None
         except Exception:
             return frozenset(), "the model cannot be watched while it runs"
         finally:
@@ -508,53 +500,26 @@ class StructureTrial:
         Whatever batches were there, as many leave it the same after one more: counts of calls are equal, memories of
         data are not, nor are counts of samples.
         """
-        other = chosen(self.value, self.dims, [0] * self.rows)
-        other = scaled(other, self.dims, range(self.rows), 3.0)
+        other = scaled(chosen(self.value, self.dims, [0] * self.rows), self.dims, range(self.rows), 3.0)
         if not self._check_left([other, part(self.value, self.dims, 0, 2)]):
             return  # it does not take such rows
-        extremes = list(self._extremes())
+        extremes = list(extreme_batches(self.value, self.dims))
         prints = fingerprint(self.study.model) if extremes else {}
         if extremes and not self._check_left(extremes):
             for each in extremes:
                 self._check_left([each])
         check_parameters(prints, fingerprint(self.study.model) if extremes else prints)
 
-    def _extremes(self) -> Iterator[tuple[Any, Any]]:
-        """Batches with a row that is no number, infinite, huge or nothing: for states that seldom change."""
-        if any(
-            dim is not None and x.is_floating_point()
-            for x, dim in zip(tensors_in([self.value]), self.dims, strict=True)
-        ):
-            for change in EXTREME:
-                yield replaced(self.value, self.dims, 0, 0, change)
-            yield scaled(self.value, self.dims, range(self.rows), 1e30)
-
     def _check_left(self, others: Sequence[tuple[Any, Any]]) -> bool:
         """Refuse a model in which ``others`` leave something else than as many ordinary batches; False if it fails."""
-        kept = KeptState(self.study.model, 0)
-        states = []
-        for before in ([self.value] * len(others), others, [self.value] * len(others)):
-            kept.restore()
-            self.snapshot.restore()
-            try:
-                for each in before:
-                    self.snapshot.restore_chance()
-                    self._there_and_back(each, 1.0)
-                self.snapshot.restore_chance()
-                self._there_and_back(self.value, 1.0)
-            except Exception:
-                return False
-            finally:
-                state = self._kept()
-                kept.restore()
-            states.append(state)
-            if len(states) == 2 and not differing(*states):
-                return True
-        one, two, again = states
-        volatile = set(all_differing(one, again))
-        if name := next((name for name in all_differing(one, two) if name not in volatile), ""):
-            raise Unsupported(_remembers(name))
-        return True
+
+        def play(value: tuple[Any, Any]) -> None:
+            self.snapshot.restore_chance()
+            self._there_and_back(value, 1.0)
+
+        if name := left_otherwise(self.study.model, self.snapshot.restore, play, self._kept, self.value, others):
+            raise Unsupported(remembers_words(name))
+        return name is not None
 
     def _kept(self) -> dict[str, Any]:
         """What the model keeps, but for buffers that the user has vouched for."""
