@@ -56,10 +56,9 @@ def stacked(module: nn.Module, example: Tensor | None = None) -> Stacked:
     known = all(isinstance(layer, (nn.Linear, nn.Flatten)) or type(layer) in _SLOPES for layer in layers)
     if known and all(value.requires_grad for value in module.parameters()):
         return Chain(layers)
-    other = Mapped(copy.deepcopy(module))
-    if example is None or _can(other, example):
-        return other
-    return Looped(other.module)
+    if example is None or _can(Mapped(copy.deepcopy(module)), example):
+        return Mapped(copy.deepcopy(module))
+    return Looped(copy.deepcopy(module))
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -175,11 +174,17 @@ class Chain:
         return trace
 
 
+def _nothing() -> None:
+    """Nothing is to be done before a pass."""
+
+
 @dataclass(frozen=True)
 class Mapped:
     """Any other module, by ``torch.vmap``; clients share no parameter, so one backward pass serves all."""
 
     module: nn.Module
+    begin: Callable[[], object] = _nothing
+    """Called before every pass: puts back what the module keeps between two."""
 
     def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """The module at rest (no dropout), mapped over clients."""
@@ -187,6 +192,7 @@ class Mapped:
             return self._mapped(parts, x)
 
     def _mapped(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
+        self.begin()
         return mapped(self.module, dict(zip(trained_parameters(self.module), parts, strict=True)), {}, x)
 
     def accumulate(self, parts: Parts, x: Tensor, slope: Slope, into: Parts, factor: float) -> None:
@@ -202,6 +208,8 @@ class Looped:
     """A module that ``vmap`` cannot take (recurrent cells, decisions by value), client after client."""
 
     module: nn.Module
+    begin: Callable[[], object] = _nothing
+    """Called before every client's pass, as in `Mapped`."""
 
     def forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """The module at rest."""
@@ -220,6 +228,7 @@ class Looped:
         each = []
         for client in range(len(x)):
             own = {name: part[client] for name, part in zip(names, parts, strict=True)}
+            self.begin()
             each.append(torch.func.functional_call(self.module, own, (x[client],)))
         return torch.stack(each)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
+from sordina.gradients._kept_state import KeptState
 from sordina.models import losses as models
 from sordina.training.losses import per_sample
 
@@ -75,6 +77,27 @@ def differentiated(name: str, value: RowFunction) -> RowLoss:
     return RowLoss(name, value, slope)
 
 
+class Afresh:
+    """Puts back what a module or a loss keeps between two calls: they begin every one of them as they began the first.
+
+    How often they are called, and in which order, depends on who takes part and how many rows everybody has.
+
+    Args:
+        holder: The module or the loss.
+    """
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self._kept = KeptState(holder)
+
+    def __call__(self) -> None:
+        """Put it back."""
+        self._kept.restore()
+
+    def __reduce__(self) -> tuple[type[Afresh], tuple[Any]]:
+        return Afresh, (self.holder,)
+
+
 def of_any(loss: str | Callable[..., Tensor]) -> RowLoss:
     """A loss by name, or any function or module ``(outputs, targets)`` that can give one number per row.
 
@@ -86,7 +109,14 @@ def of_any(loss: str | Callable[..., Tensor]) -> RowLoss:
     if not callable(loss):
         raise InvalidInput(f"a loss is a name or a function (outputs, targets), not a {type(loss).__name__}.")
     name = getattr(loss, "__name__", type(loss).__name__)
-    return differentiated(name, per_sample(loss))
+    each = per_sample(loss)
+    begin = Afresh(each.loss)
+
+    def value(outputs: Tensor, targets: Tensor) -> Tensor:
+        begin()
+        return each(outputs, targets)
+
+    return differentiated(name, value)
 
 
 def named(name: str) -> RowLoss:

@@ -69,6 +69,17 @@ class ClientResult:
         return ClientResult(self.vectors[rows], self.sizes[rows], anchors, self.record_bound)
 
 
+def joined(results: Sequence[ClientResult]) -> ClientResult:
+    """The results of several clients as one.
+
+    Args:
+        results: Of the same work, in the order of the clients.
+    """
+    anchors = [one.anchors for one in results if one.anchors is not None]
+    vectors, counts = (torch.cat(each) for each in zip(*((one.vectors, one.sizes) for one in results), strict=True))
+    return ClientResult(vectors, counts, torch.cat(anchors) if anchors else None, results[0].record_bound)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Who was turned away, and why; for the operator of the server."""

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sordina._stacked_models import Parts, Stacked, stacked, trained_parameters
+from sordina._stacked_models import Looped, Mapped, Parts, Stacked, stacked, trained_parameters
 from sordina.errors import InvalidInput, Unsupported
-from sordina.federated.losses import RowLoss
+from sordina.federated.losses import Afresh, RowLoss
+from sordina.gradients._hooks import Recorder
+from sordina.gradients._rehearsal import Maker, batch_sizes
+from sordina.gradients._study import Study
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,13 @@ def of_module(module: nn.Module, loss: RowLoss, *, root: bool = False, example: 
             f"buffer {changing[0]!r} of {type(module).__name__} mixes samples or clients (BatchNorm?) and would never "
             "reach the server. Use GroupNorm: sordina.fix(model)."
         )
+    model = stacked(module, example)
+    if isinstance(model, (Mapped, Looped)):
+        if example is not None:
+            _refuse_memory(module, example)
+        model = replace(model, begin=Afresh(model.module))
     shapes = tuple(tuple(value.shape) for value in parameters.values())
-    return Objective(tuple(parameters), shapes, stacked(module, example), loss, root)
+    return Objective(tuple(parameters), shapes, model, loss, root)
 
 
 def flat_parameters(module: nn.Module) -> Tensor:
@@ -154,3 +163,29 @@ def _changing_buffers(module: nn.Module, example: Tensor | None) -> list[str]:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         trial(torch.zeros(2, *example.shape[1:], dtype=example.dtype))
     return [name for name, value in trial.named_buffers() if not (name in before and torch.equal(value, before[name]))]
+
+
+def _refuse_memory(module: nn.Module, example: Tensor) -> None:
+    """Refuse a module that keeps data between batches, by the tests that `sordina.Trainer` has, on made-up rows.
+
+    All clients of a simulation, and all records of a client, run through one module. What it keeps is put back before
+    each of them (`Afresh`), so it would not learn what it is meant to either.
+    """
+    trial = copy.deepcopy(module).train()
+    parameters = dict(trial.named_parameters())
+    study = Study(trial, trial, lambda rows, dims, *value: trial(*value[0]), Recorder(trial), parameters, frozenset())
+    value: tuple[Any, Any] = ((torch.zeros_like(example[:1]),), {})
+    dims = (0,)
+
+    def tried(maker: Maker, double: bool, wide: bool) -> bool:
+        try:
+            with study._trial(value, dims, maker, double, wide) as (found, make, _):
+                found._check_memory(make(batch_sizes(value)[1]))
+                found.check_history()
+        except Unsupported:
+            raise
+        except Exception:  # it does not take such rows: there are others
+            return False
+        return True
+
+    any(tried(*way) for way in study._ways(value, dims))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordina import random
 from sordina._stacked_models import Parts
 from sordina.federated.messages import Arrays, ClientResult, Release
 from sordina.federated.objective import Batch, Objective, own
@@ -97,8 +98,11 @@ def perform(
         cohort: The clients, largest first.
         state: What they keep between rounds.
         order: Of their rows.
-        rng: Noise; most work draws none.
+        rng: Noise; most work draws none. If it is a secure one, chance in the model (dropout) comes from a fresh secret
+            seed: by a public one, a client or a record would shift the masks of others.
     """
+    if random.releasable(rng):
+        random.reseed_globally()
     if isinstance(work, PrivateWork):
         return work.run_private(sent, cohort, state, rng)
     return work.run(sent, cohort, state, order)

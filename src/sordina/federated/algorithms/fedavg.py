@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, SordinaError
 from sordina.federated.algorithms.algorithm import LocalSteps, everyone, sizes, towards
 from sordina.federated.messages import Arrays, ClientResult, Release
 from sordina.federated.objective import Batch, Objective
@@ -142,7 +142,41 @@ class ClippedGradient:
         total = torch.zeros(len(cohort), self.objective.size, dtype=model.dtype)
         for first in range(0, len(x), self.rows_at_once):
             rows = slice(first, first + self.rows_at_once)
-            batch = Batch(x[rows, None], y[rows, None], torch.ones(len(x[rows]), 1, dtype=model.dtype))
-            gradients = self.objective.gradient(model.expand(len(batch.x), -1), batch)
+            gradients = record_gradients(self.objective, model, x[rows], y[rows])
             total.index_add_(0, owner[rows], clipped_rows(gradients, self.clip))
         return ClientResult(-total / self.divisor, sizes(cohort), record_bound=self.clip / self.divisor), state
+
+
+def record_gradients(objective: Objective, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of every record, each a client of one row; zero for a record on which model or loss fail alone.
+
+    Otherwise one record would take all others of its client with it, or stop the run when it is drawn. What fails on
+    zeros too is a fault of model or loss, and is told.
+
+    Args:
+        objective: Model and loss.
+        model: The model's numbers.
+        x: The records' inputs.
+        y: Their targets.
+    """
+
+    def together(x: Tensor, y: Tensor) -> Tensor:
+        batch = Batch(x[:, None], y[:, None], torch.ones(len(x), 1, dtype=model.dtype))
+        return objective.gradient(model.expand(len(x), -1), batch)
+
+    try:
+        return together(x, y)
+    except SordinaError:
+        raise
+    except Exception:
+        pass
+    found = torch.zeros(len(x), objective.size, dtype=model.dtype)
+    for row in range(len(x)):
+        one = slice(row, row + 1)
+        try:
+            found[one] = together(x[one], y[one])
+        except SordinaError:
+            raise
+        except Exception:
+            together(torch.zeros_like(x[one]), torch.zeros_like(y[one]))
+    return found

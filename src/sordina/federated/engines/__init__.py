@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, SordinaError
 from sordina.federated.aggregation import ReceivedUpdate, UpdateValidator
-from sordina.federated.algorithms.algorithm import ClientWork, dtype_of, perform
-from sordina.federated.messages import Arrays, ClientResult, ClientUpdate
+from sordina.federated.algorithms.algorithm import ClientWork, PrivateWork, dtype_of, perform, unmoved
+from sordina.federated.messages import Arrays, ClientResult, ClientUpdate, joined
 from sordina.federated.population import Population, RowOrder
 from sordina.federated.privacy.accounts import ClientAccount
 from sordina.federated.privacy.placement import Placement
@@ -153,11 +153,41 @@ class InProcess:
         rows = torch.from_numpy(ids)
         kind = dtype_of(call.sent)
         state = {name: self._state(name, size, kind)[rows] for name, size in side.work.state_sizes.items()}
-        outcome, fresh = perform(side.work, call.sent, self.population.cohort(ids), state, call.order, rng)
+        outcome, fresh = self._performed(side, call, ids, state, rng)
         for name, value in fresh.items():
             sound = value.isfinite().all(dim=1)
             self.states[name][rows[sound]] = value[sound]
         return outcome
+
+    def _performed(
+        self, side: ClientSide, call: RoundRequest, ids: NDArray[np.int64], state: Arrays, rng: np.random.Generator
+    ) -> tuple[ClientResult, Arrays]:
+        """All at once; where that fails, one by one, and who fails alone sends what one would that learns nothing.
+
+        What fails on zeros too is a fault of model or loss, and is told; so is everything without privacy.
+        """
+        work = side.work
+        try:
+            return perform(work, call.sent, self.population.cohort(ids), state, call.order, rng)
+        except Exception as error:
+            if isinstance(error, SordinaError) or isinstance(work, PrivateWork) or not side.placement.hides_failures:
+                raise  # private work has left out what fails, record by record
+        alone: list[tuple[ClientResult, Arrays]] = []
+        for place in range(len(ids)):
+            own = {name: value[place : place + 1] for name, value in state.items()}
+            one = self.population.cohort(ids[place : place + 1])
+            try:
+                alone.append(perform(work, call.sent, one, own, call.order, rng))
+            except SordinaError:
+                raise
+            except Exception:
+                nobody = Population.of(
+                    [(torch.zeros_like(self.population.x[:2]), torch.zeros_like(self.population.y[:2]))]
+                )
+                perform(work, call.sent, nobody.cohort(np.array([0])), own, call.order, rng)
+                alone.append((unmoved(work, call.sent), own))
+        outcomes, states = zip(*alone, strict=True)
+        return joined(outcomes), {name: torch.cat([one[name] for one in states]) for name in state}
 
     def _state(self, name: str, size: int, kind: torch.dtype) -> Tensor:
         if name not in self.states:

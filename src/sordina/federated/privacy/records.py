@@ -16,9 +16,9 @@ from sordina.accounting import Event, Gaussian, Repeated, accountant, noise_mult
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput, Unsupported
 from sordina.federated.algorithms.algorithm import LocalSteps, sizes
-from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining
+from sordina.federated.algorithms.fedavg import ClippedGradient, LocalGradient, LocalTraining, record_gradients
 from sordina.federated.messages import Arrays, ClientResult, ClientUpdate, Release
-from sordina.federated.objective import Batch, Objective
+from sordina.federated.objective import Objective
 from sordina.federated.population import ClientSelection, Cohort, RowOrder
 from sordina.federated.privacy.accounts import Leakage
 from sordina.federated.privacy.local import RecordNoise
@@ -113,11 +113,10 @@ class PrivateLocalTraining:
         return moved
 
     def _clipped(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The sum of the records' clipped gradients, each record a client of one row; one that is not finite adds 0."""
+        """The sum of the records' clipped gradients; one that is not finite adds 0."""
         if not len(x):
             return torch.zeros_like(model)
-        batch = Batch(x[:, None], y[:, None], torch.ones(len(x), 1, dtype=model.dtype))
-        gradients = self.objective.gradient(model.expand(len(x), -1), batch)
+        gradients = record_gradients(self.objective, model, x, y)
         finite = gradients.norm(dim=1, keepdim=True).isfinite()
         tape = MatrixTape(torch.where(finite, gradients, 0.0))
         return tape.contract(Fixed(self.threshold).ask(tape.scalars(), None))[0].to(model.dtype)
