@@ -56,6 +56,16 @@ class MeanOfTensors(Net):
         return super().forward(x - self.kept)
 
 
+class Centred(Net):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class ByTheLargest(Net):
+    def forward(self, x):
+        return super().forward(x / x.detach().abs().max())
+
+
 class Annealed(Net):
     def forward(self, x):
         self.kept += 1
@@ -89,6 +99,13 @@ def test_a_model_that_keeps_data_is_refused_before_anything_is_spent(privacy, tm
         with pytest.raises(Unsupported, match="keeps data between batches"):
             trainer(model, privacy, folder=tmp_path / "run").fit(clients())
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("model", [Centred, ByTheLargest])
+def test_a_model_that_mixes_rows_is_refused(model):
+    """Batches are padded to the largest client's: with a mean over rows it moved the clipped sum of others by 2.6 C."""
+    with pytest.raises(Unsupported, match="mixes the rows"):
+        trainer(model(), PRIVACY["central"]).fit(clients())
 
 
 def test_a_model_that_keeps_data_is_refused_on_flower_too():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sordina.federated.losses import Afresh, RowLoss
 from sordina.gradients._hooks import Recorder
 from sordina.gradients._rehearsal import Maker, batch_sizes
 from sordina.gradients._study import Study
+from sordina.gradients.structure import Mixing
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def of_module(module: nn.Module, loss: RowLoss, *, root: bool = False, example: 
     model = stacked(module, example)
     if isinstance(model, (Mapped, Looped)):
         if example is not None:
-            _refuse_memory(module, example)
+            _refuse_mixing(module, example)
         model = replace(model, begin=Afresh(model.module))
     shapes = tuple(tuple(value.shape) for value in parameters.values())
     return Objective(tuple(parameters), shapes, model, loss, root)
@@ -165,23 +167,35 @@ def _changing_buffers(module: nn.Module, example: Tensor | None) -> list[str]:
     return [name for name, value in trial.named_buffers() if not (name in before and torch.equal(value, before[name]))]
 
 
-def _refuse_memory(module: nn.Module, example: Tensor) -> None:
-    """Refuse a module that keeps data between batches, by the tests that `sordina.Trainer` has, on made-up rows.
+def _refuse_mixing(module: nn.Module, example: Tensor) -> None:
+    """Refuse a module that mixes rows, or keeps data between batches, by tests of `sordina.Trainer` on made-up rows.
 
-    All clients of a simulation, and all records of a client, run through one module. What it keeps is put back before
-    each of them (`Afresh`), so it would not learn what it is meant to either.
+    Clients run together, their batches padded to one length: where rows mix, the size of one client's batch would
+    change what others learn. All clients of a simulation, and all records of a client, run through one module. What it
+    keeps is put back before each of them (`Afresh`), so it would not learn what it is meant to either.
     """
     trial = copy.deepcopy(module).train()
     parameters = dict(trial.named_parameters())
     study = Study(trial, trial, lambda rows, dims, *value: trial(*value[0]), Recorder(trial), parameters, frozenset())
     value: tuple[Any, Any] = ((torch.zeros_like(example[:1]),), {})
-    dims = (0,)
+    dims, many = (0,), batch_sizes(value)[1]
 
     def tried(maker: Maker, double: bool, wide: bool) -> bool:
         try:
             with study._trial(value, dims, maker, double, wide) as (found, make, _):
-                found._check_memory(make(batch_sizes(value)[1]))
+                larger = make(many)
+                found._check_memory(larger)
                 found.check_history()
+                together, more = (found._fresh(partial(study.plain, each)) for each in (found.value, larger))
+                alone = found._apart(found.value)
+                found._compare(together, alone, found._placements(together, [one.shape for one in more], alone, many))
+        except Mixing:
+            raise Unsupported(
+                f"{type(module).__name__} mixes the rows of a batch: on made-up rows it says something else of a row "
+                "in company than alone. Clients are trained together, their batches padded to one length, so the size "
+                "of one client's batch would change what others learn. Replace what looks across the batch (means over "
+                "dim=0, batch normalisation)."
+            ) from None
         except Unsupported:
             raise
         except Exception:  # it does not take such rows: there are others
