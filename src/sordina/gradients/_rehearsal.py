@@ -114,8 +114,6 @@ def ranged(tensor: Tensor) -> bool:
     return not (kind.is_floating_point or kind.is_complex or kind == torch.bool) and tensor.device.type == "cpu"
 
 
-CROWDS, ROOM, FEW_WEIGHTS = (64, 120), 1 << 16, 1 << 20
-"""Batch sizes that many numbers divide, tried where all arguments have at most so many values, the model weights."""
 SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31), (4, 6, 8, 10, 14, 16, 22, 26, 34, 38)
 """An odd and an even batch size to try a model with; those that occur among the sizes of its inputs are left out."""
 
@@ -186,8 +184,37 @@ def chosen(value: Any, dims: Dims, rows: Sequence[int]) -> Any:
     return changed(value, change)
 
 
-def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """The arguments with those of ``sample`` replaced by the ``other`` sample's; ``change`` is done to floats after."""
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers that may be changed within their range.
+
+    They may be indices, of which a wrong one can be caught on a processor only; those of shorter types are none.
+    """
+    return tensor.dtype in (WHOLE if tensor.device.type == "cpu" else WHOLE[:3]) and tensor.numel() > 0
+
+
+WHOLE = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+"""Types of whole numbers with which one can calculate."""
+
+
+def within(tensor: Tensor, numbers: Tensor) -> Tensor:
+    """``numbers`` as whole ones between the least and the largest of ``tensor``; what is no number is the least."""
+    low, high = float(tensor.min()), float(tensor.max())
+    return numbers.nan_to_num(low, high, low).clamp(low, high).to(tensor.dtype)
+
+
+def all_whole(value: Any, dims: Dims) -> bool:
+    """Whether samples have no floats, so that what is done to floats can be done to whole numbers only."""
+    held = [x for x, dim in zip(tensors_in([value]), dims, strict=True) if dim is not None]
+    return not any(x.is_floating_point() for x in held) and any(is_whole(x) for x in held)
+
+
+def replaced(
+    value: Any, dims: Dims, sample: int, other: int, change: Callable[[Tensor], Tensor], whole: bool = False
+) -> Any:
+    """The arguments with those of ``sample`` replaced by the ``other`` sample's.
+
+    ``change`` is done to floats after, and where ``whole`` also to whole numbers, within their range.
+    """
     places = iter(dims)
 
     def exchange(tensor: Tensor) -> Tensor:
@@ -196,23 +223,32 @@ def replaced(value: Any, dims: Dims, sample: int, other: int, change: Callable[[
             return tensor
         twin = tensor.detach().clone()
         row = twin.select(dim, other).clone()
-        twin.select(dim, sample).copy_(change(row) if row.is_floating_point() else row)
+        if row.is_floating_point():
+            row = change(row)
+        elif whole and is_whole(tensor):
+            row = within(tensor, change(row.double()))
+        twin.select(dim, sample).copy_(row)
         return twin
 
     return changed(value, exchange)
 
 
-def scaled(value: Any, dims: Dims, rows: Sequence[int], factor: float) -> Any:
-    """The arguments with the floats of some samples times ``factor``: most of a batch may move its median."""
+def scaled(value: Any, dims: Dims, rows: Sequence[int], factor: float, whole: bool = False) -> Any:
+    """The arguments with the floats of some samples times ``factor``: most of a batch may move its median.
+
+    Where ``whole``, so are whole numbers, within their range.
+    """
     places = iter(dims)
 
     def change(tensor: Tensor) -> Tensor:
         dim = next(places)
-        if dim is None or not tensor.is_floating_point():
+        floats = tensor.is_floating_point()
+        if dim is None or not (floats or (whole and is_whole(tensor))):
             return tensor
         index = torch.tensor(rows, device=tensor.device)
         twin = tensor.detach().clone()
-        return twin.index_copy_(dim, index, twin.index_select(dim, index) * factor)
+        some = twin.index_select(dim, index)
+        return twin.index_copy_(dim, index, some * factor if floats else within(tensor, some.double() * factor))
 
     return changed(value, change)
 

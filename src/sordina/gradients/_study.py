@@ -34,16 +34,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
+from sordina.gradients._crowds import company_trials, crowd_trials
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._reads import Company, Remembered, Site, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
-    CROWDS,
     FEW,
-    FEW_WEIGHTS,
     LOUD,
     MAKERS,
-    ROOM,
     Dims,
     KeptState,
     Limits,
@@ -177,20 +175,11 @@ class Study:
             found = trial.run(many, make(many), alike)
             if self.thorough:
                 trial.check_history()
-            if self.thorough and self._room(value, dims):
-                small, large = CROWDS
-                crowd = make(small)
-                for each in (crowd, chosen(crowd, dims, [0] * small), make(large)):
-                    trial.check_crowd(each, found[0].outputs)
+                for company in company_trials(make(many), dims, self.generator):
+                    trial.check_trials(*company, found[0].outputs, optional=True)
+                for crowd in crowd_trials(self.model, self.plain, make, dims, trial.value, self.generator):
+                    trial.check_trials(*crowd, found[0].outputs)
             return found
-
-    def _room(self, value: tuple[Any, Any], dims: Dims) -> bool:
-        """Whether arguments and model are small enough for large batches."""
-        held = [
-            x.numel() // max(1, x.shape[d]) for x, d in zip(tensors_in([value]), dims, strict=True) if d is not None
-        ]
-        weights = sum(parameter.numel() for parameter in self.model.parameters())
-        return sum(held) * max(CROWDS) <= ROOM and weights <= FEW_WEIGHTS
 
     def _in_own_precision(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, wide: bool, places: SamplePlacements
@@ -442,24 +431,31 @@ class StructureTrial:
         if set(seeds) != set(fewer):
             raise Mixing.because("the seed of random numbers depends on the samples, or on how many there are")
 
-    def check_crowd(self, value: tuple[Any, Any], places: SamplePlacements) -> None:
-        """Refuse a model whose results for others change when one of many samples is replaced, or many grow."""
+    def check_trials(
+        self,
+        value: Any,
+        twins: Sequence[tuple[Sequence[int], Any]],
+        places: SamplePlacements,
+        optional: bool = False,
+    ) -> None:
+        """Refuse a model whose results for others change with some samples, in which a twin differs from ``value``.
+
+        Where that is ``optional``, the model need not take it.
+        """
         rows = rows_in(list(tensors_in([value])), self.dims) or 0
-        sample = int(torch.randint(rows, (), generator=self.study.generator))
-        before = self._played(value, 0)[0]
-        twins = [replaced(value, self.dims, sample, (sample + 1) % rows, change) for change in LOUD[:2]]
-        for gone, twin in (*(([sample], twin) for twin in twins), self._grown_crowd(value, rows)):
+        try:
+            before = self._played(value, 0)[0]
+        except Exception:
+            if optional:
+                return
+            raise
+        for gone, twin in twins:
             try:
                 after = self._played(twin, 0)[0]
             except Exception:
                 continue  # it does not take such rows
             if not others_same(before, after, places, gone, rows):
-                raise Mixing.because("on made-up rows, replacing one of many samples changes what it says of others")
-
-    def _grown_crowd(self, value: tuple[Any, Any], rows: int) -> tuple[list[int], tuple[Any, Any]]:
-        """All samples but the last tenth made large: who comes late may find no room."""
-        gone = list(range(rows - rows // 10))
-        return gone, scaled(value, self.dims, gone, 1e4)
+                raise Mixing.because("on made-up rows, replacing one sample of several changes what it says of others")
 
     def _check_swamped(
         self, value: tuple[Any, Any], rows: int, places: SamplePlacements, sample: int, rough: float

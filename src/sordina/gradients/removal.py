@@ -24,15 +24,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from sordina.gradients._chance import CASES, WithoutChance
+from sordina.gradients._crowds import company_trials
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
     CHANGES,
     Dims,
     Doubled,
     Snapshot,
+    all_whole,
     aside,
     chosen,
     gone_back,
+    is_whole,
     looked_at,
     made,
     moved,
@@ -113,20 +116,25 @@ def others_change(
         first: What is tried first, None to take some samples away; left out, chance decides. The next is tried where
             the model takes nothing like it.
     """
-    begin = CHANCE.choice((*CHANGES, MOST, None, None)) if first is ... else first
-    for change in (begin, CHANGES[0], None):
-        twin, same = _twin(value, dims, places, rows, change)
+    numbers = any(dim is not None and is_whole(x) for x, dim in zip(tensors_in([value]), dims, strict=True))
+    choices = (*CHANGES, MOST, None, None, *([COMPANY] if numbers else []))
+    begin = CHANCE.choice(choices) if first is ... else first
+    whole = all_whole(value, dims) or (first is ... and CHANCE.random() < 0.5)
+    for change, also in ((begin, whole), *([(begin, False)] if whole else []), (CHANGES[0], False), (None, False)):
+        base, twin, same = _twin(value, dims, places, rows, change, also)
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), aside(model):
                 try:
                     before.restore()
-                    if same(seen, run(twin)):
+                    known = seen if base is value else [tensor.detach() for tensor in run(base)]
+                    before.restore()
+                    if same(known, run(twin)):
                         return False
                     with torch.enable_grad():  # as the batch itself ran: there are models that ask
                         alike = change is not None
-                        if alike and _as_drawn(model, run, (value, twin), same, seen, before):
+                        if alike and _as_drawn(model, run, (base, twin), same, known, before):
                             return True
-                        found = _truly(model, run, (value, twin), same, before, alike)
+                        found = _truly(model, run, (base, twin), same, before, alike)
                         if found is not None:
                             return found
                         break
@@ -136,24 +144,37 @@ def others_change(
 
 
 def _twin(
-    value: Any, dims: Dims, places: SamplePlacements, rows: int, change: Callable[[Tensor], Tensor] | None
-) -> tuple[Any, Same]:
-    """The arguments with a sample replaced by ``change`` of another, or without some, and who must stay the same."""
+    value: Any, dims: Dims, places: SamplePlacements, rows: int, change: Callable[[Tensor], Tensor] | None, whole: bool
+) -> tuple[Any, Any, Same]:
+    """The arguments with a sample replaced by ``change`` of another, or without some, and who must stay the same.
+
+    Where ``whole``, whole numbers are changed too. What to compare with comes first.
+    """
     if change is None:
         start = CHANCE.randrange(rows)
         count = CHANCE.randint(1, rows - start - (start == 0))
-        return part(value, dims, start, count), partial(part_same, places=places, start=start, count=count, rows=rows)
-    if change is MOST:
+        same = partial(part_same, places=places, start=start, count=count, rows=rows)
+        return value, part(value, dims, start, count), same
+    if change is COMPANY:
+        draw = torch.Generator().manual_seed(CHANCE.getrandbits(62))
+        value, twins = CHANCE.choice(list(company_trials(value, dims, draw)))
+        gone, twin = CHANCE.choice(twins)
+    elif change is MOST:
         gone = CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1))
-        twin = scaled(value, dims, gone, CHANCE.choice((1e-4, 1e4)))
-        return twin, partial(others_same, places=places, sample=gone, rows=rows)
-    sample, other = CHANCE.sample(range(rows), 2)
-    twin = replaced(value, dims, sample, other, change)
-    return twin, partial(others_same, places=places, sample=sample, rows=rows)
+        twin = scaled(value, dims, gone, CHANCE.choice((1e-4, 1e4)), whole)
+    else:
+        sample, other = CHANCE.sample(range(rows), 2)
+        gone, twin = [sample], replaced(value, dims, sample, other, change, whole)
+    return value, twin, partial(others_same, places=places, sample=gone, rows=rows)
 
 
 def MOST(row: Tensor) -> Tensor:
     """Stands for many samples made larger or smaller: they may move what one alone does not, such as a median."""
+    return row
+
+
+def COMPANY(row: Tensor) -> Tensor:
+    """Stands for whole numbers close to one end of their range, with some samples at the other."""
     return row
 
 
