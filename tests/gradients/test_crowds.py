@@ -101,6 +101,10 @@ def test_whole_numbers_change_within_their_range():
     assert seen == [[4, 9], [9, 9], [3, 3], [3, 3], [3, 3]]
     assert replaced(words, (0,), 0, 1, CHANGES[1])[0].tolist() == [4, 9]
     assert scaled(words, (0,), [0, 1], 1e4, whole=True).tolist() == [[9, 9], [9, 9], [6, 6]]
+    labels = torch.tensor([[-100, 5000], [-100, 30000], [-7, -1]])
+    made = [replaced(labels, (0,), 2, 0, change, whole=True)[2] for change in CHANGES]
+    made += [twin for _, twins in company_trials(labels, (0,), torch.Generator()) for _, twin in twins]
+    assert {number for each in made for number in each.flatten().tolist() if number < 0} <= {-100, -7, -1}
     companies = list(company_trials((words, torch.randn(3, 2)), (0, 0), torch.Generator()))
     assert len(companies) == 3
     for company, twins in companies:

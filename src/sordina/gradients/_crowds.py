@@ -109,11 +109,13 @@ def company_trials(value: Any, dims: Dims, generator: torch.Generator) -> Iterat
     for place, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
         if dim is None or rows < 2 or not is_whole(tensor):
             continue
-        low, high = int(tensor.min()), int(tensor.max())
-        above = tensor.long() - low
+        own = tensor.long()
+        low, high = max(int(own.min()), 0), max(int(own.max()), 0)
+        above = own - low
         sample = int(torch.randint(rows, (), generator=generator))
         some = [sample], [row for row in range(rows) if row != sample]
-        for company, end in ((low + above // 16, high), (high - above // 16, low), (low + above % 2, high)):
+        for numbers, end in ((low + above // 16, high), (high - above // 16, low), (low + above % 2, high)):
+            company = torch.where(own < 0, own, numbers)  # negative ones may stand for something
             filled = [company.index_fill(dim, torch.tensor(gone, device=tensor.device), end) for gone in some]
             twins = [(gone, _with(value, place, far)) for gone, far in zip(some, filled, strict=True)]
             yield _with(value, place, company), twins

@@ -197,9 +197,13 @@ WHOLE = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 
 
 def within(tensor: Tensor, numbers: Tensor) -> Tensor:
-    """``numbers`` as whole ones between the least and the largest of ``tensor``; what is no number is the least."""
+    """``numbers`` as whole ones between the least and the largest of ``tensor``; what is no number is the least.
+
+    No negative number is made but the least: it may stand for something (a label that is ignored), and no other does.
+    """
     low, high = float(tensor.min()), float(tensor.max())
-    return numbers.nan_to_num(low, high, low).clamp(low, high).to(tensor.dtype)
+    numbers = numbers.nan_to_num(low, high, low).clamp(low, high).trunc()
+    return numbers.masked_fill(numbers < 0, low).to(tensor.dtype)
 
 
 def all_whole(value: Any, dims: Dims) -> bool:
