@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sordina.errors import Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._crowds import Work, company_trials
 from sordina.gradients._rehearsal import CHANGES, Snapshot, replaced, scaled
@@ -39,6 +40,20 @@ def test_images_as_bytes_prepared_by_statistics_of_the_batch_are_refused(name):
     """Made-up images all had a 255 and a zero, so nobody's absence showed: 2.2 and 3.0 times the bound, accepted."""
     model = Prepared(BATCH_WIDE[name])
     with Engine(model), pytest.raises(Mixing, match="made-up rows"):
+        model(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8))
+
+
+class Levelled(Prepared):
+    """Keeps a running average of the largest byte for later."""
+
+    def forward(self, x):
+        self.level = 0.9 * getattr(self, "level", 0) + 0.1 * x.max().detach()
+        return super().forward(x)
+
+
+def test_a_memory_of_the_largest_byte_is_refused():
+    model = Levelled(lambda x: x / 255)
+    with Engine(model), pytest.raises(Unsupported, match="keeps data between batches, in"):
         model(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8))
 
 

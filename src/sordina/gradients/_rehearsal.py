@@ -296,9 +296,12 @@ EXTREME: tuple[Callable[[Tensor], Tensor], ...] = (
 def extreme_batches(value: Any, dims: Dims) -> Iterator[Any]:
     """The arguments with a row that is no number, infinite, huge or nothing: for states that seldom change."""
     samples = [(x, dim) for x, dim in zip(tensors_in([value]), dims, strict=True) if dim is not None]
+    rows = range(samples[0][0].shape[samples[0][1]])
     if any(x.is_floating_point() for x, _ in samples):
         yield from (replaced(value, dims, 0, 0, change) for change in EXTREME)
-        yield scaled(value, dims, range(samples[0][0].shape[samples[0][1]]), 1e30)
+        yield scaled(value, dims, rows, 1e30)
+    if any(is_whole(x) for x, _ in samples):
+        yield scaled(value, dims, rows, 1 / 16, whole=True)
 
 
 def rows_of(tensor: Tensor, dim: int, sample: int, rows: int) -> Tensor:
