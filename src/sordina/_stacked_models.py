@@ -53,12 +53,24 @@ def stacked(module: nn.Module, example: Tensor | None = None) -> Stacked:
     torch.Size([4, 5, 1])
     """
     layers = tuple(module) if isinstance(module, nn.Sequential) else (module,)
-    known = all(isinstance(layer, (nn.Linear, nn.Flatten)) or type(layer) in _SLOPES for layer in layers)
+    known = all(_plain(each) for each in {module, *layers})
     if known and all(value.requires_grad for value in module.parameters()):
         return Chain(layers)
     if example is None or _can(Mapped(copy.deepcopy(module)), example):
         return Mapped(copy.deepcopy(module))
     return Looped(copy.deepcopy(module))
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether ``module`` does what PyTorch's of its kind does: no forward pass, hooks or weights of its own making."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or "forward" in vars(module):
+        return False
+    if isinstance(module, nn.Linear):
+        return type(module).forward is nn.Linear.forward and "weight" in module._parameters
+    if isinstance(module, nn.Sequential | nn.Flatten):
+        return type(module).forward in (nn.Sequential.forward, nn.Flatten.forward)
+    return type(module) in _SLOPES
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

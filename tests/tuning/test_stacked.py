@@ -6,6 +6,7 @@ from tests.tuning.world import mlp, world
 from torch import nn
 
 import sordina as sd
+from sordina._stacked_models import stacked
 from sordina.clipping import Automatic, Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.gradients import Engine
@@ -98,6 +99,33 @@ def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping, averaging, sel
         assert (mine.event, mine.stopped, mine.metric) == (other.event, other.stopped, other.metric)
         assert mine.score == pytest.approx(other.score)
         assert mine.best_step == other.best_step
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", ["chain", "layer", "hook", "weights"])
+def test_a_forward_pass_of_ones_own_is_not_left_out(kind):
+    """The network had been taken for the chain of its layers."""
+    model = {
+        "chain": Doubled(nn.Linear(4, 2)),
+        "layer": nn.Sequential(Scaled(4, 2)),
+        "hook": nn.Sequential(nn.Linear(4, 2)),
+        "weights": nn.Sequential(nn.utils.parametrize.register_parametrization(nn.Linear(4, 2), "weight", nn.Tanh())),
+    }[kind]
+    if kind == "hook":
+        model[0].register_forward_hook(lambda module, args, result: 5 * result)
+    parts = [value.detach().expand(3, *value.shape) for value in model.parameters()]
+    x = torch.randn(3, 7, 4)
+    torch.testing.assert_close(stacked(model).forward(parts, x), torch.stack([model(each) for each in x]))
+    assert kind in ("hook", "weights") or layers(model) is None
 
 
 def test_what_can_be_stacked():

@@ -50,6 +50,7 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
     parts = [part for part in parts if not (isinstance(part, nn.Dropout) and part.p == 0)]
     body = parts[1:] if parts and isinstance(parts[0], nn.Flatten) else parts
     known = all(own_class(part) in (nn.Linear, *ACTIVATIONS) for part in body)
+    known &= own_class(model).forward in (nn.Linear.forward, nn.Sequential.forward)
     trainable = all(parameter.requires_grad for parameter in model.parameters())
     return parts if body and known and trainable and any(isinstance(part, nn.Linear) for part in body) else None
 
