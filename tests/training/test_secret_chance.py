@@ -108,3 +108,31 @@ def test_a_model_that_runs_one_sample_at_a_time_counts_batches():
     )
     trainer.fit((x,))
     assert 10 <= model.calls <= 12
+
+
+class Cyclic:
+    """A loss that is annealed by calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, out, y):
+        self.calls += 1
+        return nn.functional.cross_entropy(out, y, reduction="none") * (self.calls % 20)
+
+
+class Counting(nn.Linear):
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)
+
+
+def test_micro_batches_count_once():
+    """How many there are depends on who was drawn."""
+    ends = set()
+    for microbatch in (None, 4, 60):
+        loss, model = Cyclic(), Counting(4, 2)
+        model.calls = 0
+        sd.Trainer(model, loss, sd.Budget(3, 1e-5), batch_size=20, steps=8, microbatch=microbatch).fit((X, Y))
+        ends.add((loss.calls, model.calls))
+    assert len(ends) == 1

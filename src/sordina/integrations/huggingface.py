@@ -390,6 +390,7 @@ class PrivateTrainer(transformers.Trainer):
     def _loop(self, private: Private, ignore: Any) -> None:
         """Draw, record, step: the private step is `Private`'s own."""
         losses = FailingRows(self.model, self._losses, private.engine)
+        private.kept = losses.kept
         watched = LossWatch(self.model, losses) if private.plan.private else losses
         if isinstance(watched, LossWatch):
             private.tested.append(watched.schedule)

@@ -22,6 +22,7 @@ from sordina.clipping.per_layer import PerLayer
 from sordina.clipping.policy import ReleasedNorm, released_norm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.gradients import Engine, check_losses
+from sordina.gradients._rehearsal import Attributes
 from sordina.gradients.layout import widen
 from sordina.gradients.removal import RemovalSchedule
 from sordina.journal import BLOCK, Journal
@@ -160,6 +161,8 @@ class Private:
             self.engine.on_call = self.hold
         self.tested: list[RemovalSchedule] = []
         """Whose time comes, for certain, with the last batch: what began late must not go unseen."""
+        self.kept: Callable[[], Callable[[], None]] = lambda: Attributes(model).restore
+        """Remembers what the model (and the loss) keeps, and gives what puts it back."""
         self.own_loop = True
         self.history: list[dict[str, Any]] = []
         self.on_step: Callable[[], None] | None = None
@@ -224,6 +227,7 @@ class Private:
             certain = _CERTAIN if last else 0
             if not pieces:
                 self._complete_step()
+            again: Callable[[], None] | None = None
             for piece in pieces:
                 if last:
                     self.rows.schedule.force()
@@ -231,6 +235,10 @@ class Private:
                 if not readable:
                     self._complete(piece)
                 for part, batch in readable:
+                    if again is not None:
+                        again()  # how many micro-batches there are depends on who was drawn: a step is counted once
+                    elif len(pieces) > 1 or len(readable) > 1:
+                        again = self.kept()
                     if drawn != self._drawn_batches:
                         raise InvalidInput(
                             "another loop over this run has drawn a batch since: what is left of this one adds nothing."

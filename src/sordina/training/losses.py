@@ -411,7 +411,7 @@ class FailingRows:
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``."""
-        before = self._state()
+        before = self.kept()
         try:
             return self.losses(batch)
         except SordinaError:
@@ -433,12 +433,12 @@ class FailingRows:
             raise
         except Exception as error:
             del losses
-            after = self._state()
+            after = self.kept()
             again = self._without_failing(batch, error, after, back=True)
             after()  # the batch is counted once
             private.step(again)
 
-    def _state(self) -> Callable[[], None]:
+    def kept(self) -> Callable[[], None]:
         """What puts back what the loss and the model keep now."""
         loss, model = KeptState(self.loss, COUNTERS), Attributes(self.model, self._counts)
 

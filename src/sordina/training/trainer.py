@@ -518,6 +518,7 @@ class Trainer:
         loss = self._each_loss.loss
         private.chance.holders += (loss,)
         silent = FailingRows(self.model, self._losses, private.engine, loss)
+        private.kept = silent.kept
         watched: LossWatch | Callable[[Any], Tensor] = self._losses
         if plan.private:
             watched = LossWatch(self.model, silent, loss)
