@@ -21,7 +21,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._calls import ModelCall, hooked, install, remove, untapped, used_outside
 from sordina.gradients._hooks import Recorder
-from sordina.gradients._rehearsal import aside
+from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
 from sordina.gradients.one_by_one import BackwardPiece, Backwards, folded
@@ -268,6 +268,7 @@ class Engine:
         found = iter(torch.autograd.grad(losses, asked, torch.ones_like(losses), allow_unused=True))
         gradients = iter([None if edge is None else next(found) for edge in edges])
         pieces = [BackwardPiece() for _ in losses]
+        after = Attributes(self.model, self._public_buffers)
         for call in calls:
             own = [next(gradients) for _ in call.edges]
             if call.rows != len(losses):
@@ -276,6 +277,7 @@ class Engine:
             for piece, more in zip(pieces, apart.pieces(own), strict=True):
                 piece.outputs.extend(more.outputs)
                 piece.gradients.extend(more.gradients)
+        after.restore()  # who runs again counts nothing
         return Backwards(folded(pieces, rows_per_unit), self._parameters).terms()
 
     def _tell(self, message: str) -> None:
