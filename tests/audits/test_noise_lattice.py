@@ -78,7 +78,7 @@ def test_the_attack_finds_noise_of_plain_floats(monkeypatch):
     monkeypatch.setattr(module, "add_noise", plain)
     draw, rng = secure(), np.random.default_rng(7)
     scores = {
-        member: [off_the_lattice(released_rows(member, rng, draw), PLAN.noise_multiplier) for _ in range(12)]
+        member: [off_the_lattice(released_rows(member, rng, draw), PLAN.noise_multiplier) for _ in range(30)]
         for member in (True, False)
     }
     assert area(scores[True], scores[False]) > 0.8

@@ -1,6 +1,8 @@
 """Items of a user's own data set: one that depends on other records, or on what was read before, is refused."""
 
 import random
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,6 +50,12 @@ class Items(Dataset):
             x = 0.6 * x + 0.4 * self.x[self.rng.integers(len(self))]
         if self.kind == "pair":
             x = torch.cat([x, self.x[(i + 7) % len(self)]])
+        if self.kind == "largest":
+            x = x / self.x.abs().max()
+        if self.kind == "mixup, cached":
+            x = self.cache.setdefault(i, x + self.x[(i + 5) % len(self)])
+        if self.kind == "windows":
+            x = self.x[i // 4 * 4 : i // 4 * 4 + 4].sum(0)
         if self.kind == "running mean":
             self.mean = 0.9 * self.mean + 0.1 * x
             x = x - self.mean
@@ -63,12 +71,12 @@ def test_items_of_their_own_record_pass(kind):
     assert (random.getstate(), data.own.getstate(), data.rng.bit_generator.state) == numbers
 
 
-@pytest.mark.parametrize("kind", ["mixup", "now and then", "pair"])
+@pytest.mark.parametrize("kind", ["mixup", "now and then", "pair", "largest", "mixup, cached", "windows"])
 @pytest.mark.parametrize("wrap", ["as it is", "subset", "joined"])
 def test_items_of_several_records_are_refused(kind, wrap):
     data = Items(kind)
     data = {"as it is": data, "subset": Subset(data, range(5, 55)), "joined": ConcatDataset([data, data])}[wrap]
-    with pytest.raises(Mixing, match="depends on the records of other items"):
+    with pytest.raises(Mixing, match=r"depends on more than one row of .*x"):
         check_items(data, len(data))
 
 
@@ -97,6 +105,51 @@ def test_records_of_other_kinds(kind):
 
     with pytest.raises(Mixing):
         check_items(Mixed(), len(X))
+
+
+class Transform:
+    def __init__(self, rng):
+        self.steps = [self.moved]
+        self.inner = [[rng]]
+
+    def moved(self, x):
+        return x + float(self.inner[0][0].normal())
+
+    def __call__(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+@dataclass
+class Person:
+    x: torch.Tensor
+    words: str
+
+
+class Own(Dataset):
+    """Items that are objects, made by transforms that hold a generator."""
+
+    def __init__(self, kind):
+        self.kind, self.rows = kind, list(X)
+        self.transform = Transform(np.random.default_rng(0))
+        self.mean = X.mean(0)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        x = self.transform(self.rows[i]) - self.mean
+        return {"dataclass": Person(x, "a"), "sparse": x.to_sparse(), "object": SimpleNamespace(x=x)}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "sparse", "object"])
+def test_items_may_be_objects(kind):
+    check_items(Own(kind), len(X))
+
+
+def test_windows_over_the_records_of_one_person_pass_where_people_are_known():
+    check_items(Items("windows"), 60, [i // 4 for i in range(60)])
 
 
 def trainer():

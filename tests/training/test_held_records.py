@@ -40,3 +40,6 @@ def test_other_centres_are_not(kind):
     refuse_held_records(Radial(torch.randn(5, 6), kind), (X, Y))
     refuse_held_records(Radial(torch.zeros(5, 6), kind), (torch.zeros(80, 6), Y))
     refuse_held_records(Radial(torch.eye(6), kind), (torch.eye(6).repeat(20, 1), Y))
+    grid = torch.linspace(0, 1, 6)
+    refuse_held_records(Radial(grid[None], kind), (grid.repeat(80, 1), Y))
+    refuse_held_records(nn.LazyLinear(3), (X, Y))

@@ -207,7 +207,11 @@ def _unfiltered(vectors: Tensor, clip: float) -> Tensor:
 def _diverged_shows() -> Iterator[None]:
     """Three things have to fail before it shows: the client's own check, the clipping and the noise."""
     plain = patch.object(local, "add_noise", _plain_floats)
-    with patch.object(local, "_shrink", _unfiltered), patch.object(ClientResult, "steady", lambda self: self), plain:
+    with (
+        patch.object(local, "clipped_rows", _unfiltered),
+        patch.object(ClientResult, "steady", lambda self: self),
+        plain,
+    ):
         yield
 
 

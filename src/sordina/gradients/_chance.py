@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
-from sordina.gradients._kept_state import _foreign, _looked_into, _named, _of_pytorch, same
+from sordina.gradients._kept_state import _foreign, _installed, _looked_into, _named, _of_pytorch, same
 
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState)
 EVERYBODYS: tuple[Any, ...] = (torch.default_generator, random._inst, np.random.mtrand._rand)
@@ -73,7 +73,7 @@ def held_by(model: Any) -> Iterator[Any]:
     """The generators that ``model``, its parts and their objects hold, and those that their methods name."""
     seen: dict[int, Any] = {}
     todo: list[tuple[Any, int]] = [(model, _DEEP)]
-    while todo:
+    while todo and len(seen) < _MOST:
         value, deep = todo.pop()
         if id(value) in seen or isinstance(value, Tensor | str | int | float | type(None)):
             continue
@@ -86,8 +86,8 @@ def held_by(model: Any) -> Iterator[Any]:
             todo += [(each, deep - 1) for each in _inside(value)]
 
 
-_DEEP, _LONG = 3, 256
-"""So deep is looked into what is no module, and at so many things in a list."""
+_DEEP, _LONG, _MOST = 6, 64, 20_000
+"""So deep is looked into what is no module, at so many things in a list, and in all."""
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -95,13 +95,25 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from islice(value.values(), _LONG)
     elif isinstance(value, list | tuple | set | frozenset):
         yield from islice(value, _LONG)
-    elif isinstance(value, nn.Module | Dataset) or (_looked_into(value) and not isinstance(value, FunctionType)):
+    elif isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        yield value.__self__
+    elif isinstance(value, FunctionType):
+        yield from () if _installed(value.__module__) else (each for _, _, each in _named(value) if _followed(each))
+    elif isinstance(value, nn.Module | Dataset) or _looked_into(value):
         yield from (each for name, each in getattr(value, "__dict__", {}).items() if not _of_pytorch(value, name))
         for kind in type(value).__mro__:
             if not _foreign(kind.__module__):
+                wanted = GENERATORS if _installed(kind.__module__) else (*GENERATORS, FunctionType)
                 for each in vars(kind).values():
                     found = _named(each) if isinstance(each, FunctionType) else [(None, "", each)]
-                    yield from (each for _, _, each in found if isinstance(each, GENERATORS))
+                    yield from (each for _, _, each in found if isinstance(each, wanted))
+
+
+def _followed(value: Any) -> bool:
+    """Whether what a function names may lead to a generator."""
+    return isinstance(value, (*GENERATORS, FunctionType, MethodType, partial)) or _looked_into(value)
 
 
 def _of_torch(generator: Any) -> bool:

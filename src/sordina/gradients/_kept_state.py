@@ -87,7 +87,7 @@ def all_differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[st
 
 def is_huge(value: Any) -> bool:
     """Whether a value in a state stands for a tensor that is too large to be put back."""
-    return isinstance(value, tuple) and bool(value) and isinstance(value[0], torch.Size)
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)
 
 
 COUNTERS = 16
@@ -281,6 +281,10 @@ def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
             return value.detach().clone() if value.numel() <= _HUGE else (value.shape, digest(value.detach()))
         return kind
     if isinstance(value, np.ndarray):
+        if value.size > _HUGE and not value.flags.writeable:
+            return kind
+        if value.size > _HUGE and value.dtype.kind in "biuf":
+            return value.shape, digest(torch.from_numpy(np.ascontiguousarray(value)).view(torch.uint8))
         return value.copy()
     if isinstance(value, nn.Module) or _looked_into(value):
         inner: dict[str, Any] = {}
@@ -347,7 +351,8 @@ class KeptState:
                     return []
                 put(functools.partial(_refill, value, value.data, value.detach().clone()))
         elif isinstance(value, np.ndarray):
-            put(functools.partial(np.copyto, value, value.copy()))
+            if value.flags.writeable and value.size <= _HUGE:
+                put(functools.partial(np.copyto, value, value.copy()))
         elif isinstance(value, (list, deque)):
             items = list(value)
             put(value.clear)

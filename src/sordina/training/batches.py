@@ -21,7 +21,7 @@ from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.one_by_one import close
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
-from sordina.sampling import PADDING, Indices
+from sordina.sampling import PADDING, Indices, Users
 from sordina.training.dataset_trials import check_items
 
 log = logging.getLogger(__name__)
@@ -92,10 +92,14 @@ class Rows:
             for index in range(self.size):
                 self._item_or_refuse(index)
 
-    def check_apart(self) -> None:
-        """Refuse a map-style data set of which items depend on one another, as far as it can be tried."""
+    def check_apart(self, users: Users | None = None) -> None:
+        """Refuse a map-style data set of which items depend on one another, as far as it can be tried.
+
+        Args:
+            users: Whose each item is, where a person may have several.
+        """
         if not isinstance(self.source, tuple):
-            check_items(self.source, self.size)
+            check_items(self.source, self.size, None if users is None else np.asarray(users.owners).tolist())
 
     @property
     def own(self) -> str | None:

@@ -26,28 +26,29 @@ from sordina.gradients._kept_state import same
 from sordina.gradients.removal import CHANCE
 from sordina.gradients.structure import Mixing
 
-_AGAIN, _SPLITS, _ITEMS = 8, 3, 32
+_AGAIN, _SPLITS, _ITEMS = 8, 3, 64
 """How many items are read again; how often records are split into halves, and how many items are then looked at."""
 _LARGEST, _FEW, _DEEP = 1 << 27, 64, 6
 """Records of more bytes are not copied; so many things are looked at in a list, and so deep."""
 
 
-def check_items(data: Any, size: int) -> None:
+def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> None:
     """Refuse a data set of which an item depends on other records than its own, or on what was read before.
 
     Args:
         data: A map-style data set.
         size: How many items it has.
+        owners: Whose each item is, if a person may have several: items may depend on all records of theirs.
     """
     if size < 4:
         return
     with _ChanceHeld(data) as held:
+        for path, records in list(_records(data)):  # before others fill what it keeps
+            for _ in range(_SPLITS):
+                _check_apart(data, path, records, size, held, owners)
         for _ in range(_AGAIN):
             index, *others = CHANCE.sample(range(size), 4)
             _check_again(data, index, others, held)
-        for path, records in list(_records(data)):
-            for _ in range(_SPLITS):
-                _check_apart(data, path, records, size, held)
 
 
 def _check_again(data: Any, index: int, others: Sequence[int], held: _ChanceHeld) -> None:
@@ -63,22 +64,36 @@ def _check_again(data: Any, index: int, others: Sequence[int], held: _ChanceHeld
         )
 
 
-def _check_apart(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld) -> None:
-    half = CHANCE.sample(range(len(records)), len(records) // 2)
-    rest = list(set(range(len(records))) - set(half))
+def _check_apart(
+    data: Any, path: Path, records: Any, size: int, held: _ChanceHeld, owners: Sequence[Any] | None
+) -> None:
+    """One half of the records, or of the people, then the other, are all made one of them; who notices both?"""
+    whose = list(range(len(records))) if owners is None else list(owners)
+    if len(whose) != len(records) or len(people := sorted(set(whose), key=repr)) < 4:
+        return
+    chosen = set(CHANCE.sample(people, len(people) // 2))
+    halves = [[row for row, owner in enumerate(whose) if (owner in chosen) is side] for side in (True, False)]
     try:
-        twins = [_with(data, path, _reordered(records, rows)) for rows in (half, rest)]
+        twins = [_with(data, path, _made_alike(records, rows)) for rows in halves]
     except Exception:
         return  # it cannot be copied
     for _ in range(_ITEMS):
         index, seed = CHANCE.randrange(size), CHANCE.getrandbits(32)
         first, *others = (held.read(each, index, seed) for each in (data, *twins))
         if first is not None and all(each is not None and not _same(first, each) for each in others):
+            if not _same(first, held.read(data, index, seed) or []):
+                return  # it is another one each time, whatever the records: see `_check_again`
             raise Mixing(
-                "samples mix: an item of the data set depends on the records of other items (mixup or a mosaic in "
-                "__getitem__, pairs, a window over several records), so clipping items bounds nobody. Let an item "
-                "depend on its own record alone; where a person has several records, say whose they are by users=."
+                f"samples mix: an item of the data set depends on more than one row of {_spelt(path)} (mixup or a "
+                "mosaic in __getitem__, pairs, a window over several records, a scale taken over all of them), so "
+                "clipping items bounds nobody. Let an item depend on its own record alone; where a person has several "
+                "records, say whose they are by users=. If these are no records (as many as items by chance), keep "
+                "them outside of the data set."
             )
+
+
+def _spelt(path: Path) -> str:
+    return repr("".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in path).removeprefix("."))
 
 
 class _ChanceHeld:
@@ -147,10 +162,10 @@ def _length(value: Any) -> int:
         return -1
 
 
-def _reordered(records: Any, rows: Sequence[int]) -> Any:
-    """A copy in which each of ``rows`` holds another one of them."""
+def _made_alike(records: Any, rows: Sequence[int]) -> Any:
+    """A copy in which all of ``rows`` hold one of them: no order, count or extreme of theirs stays."""
     order = np.arange(len(records))
-    order[list(rows)] = np.roll(rows, 1)
+    order[list(rows)] = CHANCE.choice(rows)
     if isinstance(records, (Tensor, np.ndarray)):
         return records[torch.from_numpy(order)] if isinstance(records, Tensor) else records[order]
     if isinstance(records, (list, tuple)):
@@ -167,6 +182,9 @@ def _with(holder: Any, path: Path, value: Any) -> Any:
     if isinstance(holder, tuple):
         return tuple(_with(each, tuple(rest), value) if place == name else each for place, each in enumerate(holder))
     twin = copy.copy(holder)
+    for key, each in vars(twin).items() if hasattr(twin, "__dict__") else ():
+        if type(each) is dict:  # what was read, for one
+            twin.__dict__[key] = each.copy()
     if isinstance(twin, (list, Mapping)):
         twin[name] = _with(holder[name], tuple(rest), value)  # type: ignore[index]
     else:
@@ -177,7 +195,7 @@ def _with(holder: Any, path: Path, value: Any) -> Any:
 def _values(item: Any, deep: int) -> Iterator[Any]:
     """What an item holds, in order: copies of arrays, and plain values."""
     if isinstance(item, Tensor):
-        yield item.detach().clone()
+        yield item.detach().to_dense().clone()
     elif isinstance(item, Mapping) and deep:
         for name in item:
             yield from _values(item[name], deep - 1)
@@ -186,9 +204,14 @@ def _values(item: Any, deep: int) -> Iterator[Any]:
             yield from _values(each, deep - 1)
     elif isinstance(item, (str, bytes, int, float, bool, type(None))):
         yield item
+    elif deep and (inner := getattr(item, "__dict__", None)) and not hasattr(item, "__array_interface__"):
+        yield from _values(inner, deep - 1)
     else:
         array = np.array(item)  # also a picture
-        yield torch.from_numpy(array) if array.dtype.kind in "fiub" else array.tolist()
+        if array.dtype.kind in "fiub":
+            yield torch.from_numpy(array)
+        elif array.dtype.kind != "O":  # of objects that nobody can compare nothing is said
+            yield array.tolist()
 
 
 def _same(one: Sequence[Any], two: Sequence[Any]) -> bool:

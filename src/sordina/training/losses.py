@@ -324,6 +324,8 @@ def _telling(column: Tensor) -> Tensor:
     Between a number that stands for "ignore me" (-100, 255) and the classes there may be others, so the second least,
     the second largest and the neighbours of zero are among them.
     """
+    if column.dtype in (torch.uint16, torch.uint32, torch.uint64):  # for which torch can hardly do anything
+        return _telling(column.to(torch.int64)).to(column.dtype)
     least, most = (int(value) for value in column.aminmax())
     if most - least < _WIDEST:
         seen = torch.zeros(most - least + 1, dtype=torch.bool)
@@ -346,7 +348,13 @@ def _telling(column: Tensor) -> Tensor:
 def _telling_rows(columns: Sequence[Tensor]) -> list[Tensor]:
     """Rows whose whole numbers are those that tell most; everything else is zero."""
     made = [
-        _in_rows(_telling(column), column.shape[1:]) if _whole(column) and column.numel() else column[:0]
+        (
+            _by_place(column)
+            if column.dim() == 2 and column.shape[1] <= _TABLE
+            else _in_rows(_telling(column), column.shape[1:])
+        )
+        if _whole(column) and column.numel()
+        else column[:0]
         for column in columns
     ]
     rows = max(2, *(len(column) for column in made))
@@ -355,6 +363,17 @@ def _telling_rows(columns: Sequence[Tensor]) -> list[Tensor]:
         else torch.zeros(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
         for column, like in zip(made, columns, strict=True)
     ]  # fmt: skip
+
+
+_TABLE = 64
+"""Up to so many whole numbers in a row, each may be a category with a range of its own."""
+
+
+def _by_place(column: Tensor) -> Tensor:
+    """Rows in which each place has whole numbers of its own that tell most."""
+    found = [_telling(column[:, place]) for place in range(column.shape[1])]
+    rows = max(2, *map(len, found))
+    return torch.stack([values[torch.arange(rows) % len(values)] for values in found], 1)
 
 
 def _in_rows(values: Tensor, shape: torch.Size) -> Tensor:

@@ -201,9 +201,10 @@ def make_private(
         before=components_event(model, budget, sampler.adjacency, users=users is not None),
     )  # fmt: skip
     if rows is not data:  # who gives `Rows` has looked through them
+        if plan.private:
+            rows.check_apart(users)
         rows.check_alike()
     if plan.private:
-        rows.check_apart()
         refuse_held_records(model, rows.source)
     private = Private(
         model, optimizer, rows, plan, clipping or TypicalNorm(),
@@ -351,7 +352,7 @@ class Trainer:
         try:
             if private.steps_taken < private.plan.steps:
                 with suppress(StopTraining), ExitStack() as stack:
-                    self._loop(private, validation, [stack.enter_context(one) for one in self._watchers(private)])
+                    self._loop(private, validation, [_entered(stack, one) for one in self._watchers(private)])
             return private.finish()
         except BaseException as error:
             private.keeper.failed(error)
@@ -366,6 +367,7 @@ class Trainer:
         rows = as_rows(data)
         if not math.isinf(self.budget.epsilon):
             refuse_training_data(data, validation)
+            rows.check_apart(self.users)
         check_loss_learns_nothing(self.loss, self.model)
         for each in [rows] if validation is None else [rows, as_rows(validation)]:
             check_takes(self.model, self.loss, each)
@@ -560,3 +562,9 @@ class Trainer:
         if callable(self.progress):
             return [*watchers, ToldProgress(self.progress)]
         return [*watchers, ProgressBar(private.plan.steps)] if self.progress else watchers
+
+
+def _entered(stack: ExitStack, watcher: Callback) -> Callback:
+    """A watcher that is told of steps; one that has nothing but `report` need not be entered."""
+    entered: Callback = stack.enter_context(watcher) if hasattr(watcher, "__enter__") else watcher
+    return entered
