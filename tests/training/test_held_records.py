@@ -43,3 +43,13 @@ def test_other_centres_are_not(kind):
     grid = torch.linspace(0, 1, 6)
     refuse_held_records(Radial(grid[None], kind), (grid.repeat(80, 1), Y))
     refuse_held_records(nn.LazyLinear(3), (X, Y))
+    graph = nn.Linear(6, 2)
+    graph.register_buffer("edges", torch.eye(6).to_sparse())
+    refuse_held_records(graph, (X, Y))
+
+
+def test_records_on_their_side_are_refused():
+    layer = nn.Linear(3, 6)
+    layer.weight = nn.Parameter(X[:3].T.float())
+    with pytest.raises(InvalidInput):
+        refuse_held_records(layer, (X, Y))

@@ -229,7 +229,7 @@ def _named_within(space: Any, names: frozenset[str]) -> Iterator[tuple[Any, str,
     module = isinstance(space, types.ModuleType)
     if not _installed(space.__name__ if module else space.__module__):
         for name in sorted(names & vars(space).keys()):
-            if _of_class(name, vars(space)[name]):
+            if _of_class(name, vars(space)[name]) or isinstance(vars(space)[name], types.FunctionType):
                 yield (vars(space) if module else space), name, vars(space)[name]
 
 
@@ -339,7 +339,8 @@ class KeptState:
     def restore(self) -> None:
         """Put everything back."""
         for place in self._places:
-            place()
+            with suppress(Exception):  # what is sparse or read-only cannot be filled again, and was not changed
+                place()
 
     def _note(self, value: Any) -> list[Any]:
         """Remember what is in ``value``, and say what else to look at."""

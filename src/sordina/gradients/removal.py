@@ -541,12 +541,14 @@ def _check_sizes(losses: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) ->
     rows, edges = len(losses), [edge for edge, _ in reached]
     others = torch.ones(rows, dtype=torch.bool, device=losses.device)
     others[CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1))] = False
-    upstream = torch.rand(rows).add_(0.5).mul_(10 ** CHANCE.uniform(-9, 3)).to(losses)
+    own = torch.Generator().manual_seed(CHANCE.getrandbits(62))  # a seeded run must not notice
+    upstream = torch.rand(rows, generator=own).add_(0.5).mul_(10 ** CHANCE.uniform(-9, 3)).to(losses)
     twin = torch.where(others, upstream, upstream * CHANCE.choice((0.0, 1e3)))
     pair, chance = [], torch.get_rng_state()
     for each in (upstream, twin):
         torch.set_rng_state(chance)  # noise that is added on the way back is no mixing
         pair.append(torch.autograd.grad(losses, edges, each, retain_graph=True, allow_unused=True))
+    torch.set_rng_state(chance)
     for one, two, (_, place) in zip(*pair, reached, strict=True):
         if one is None or two is None or place is None or one.shape[place.dim] % rows:
             continue

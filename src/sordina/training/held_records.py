@@ -43,7 +43,7 @@ def refuse_held_records(model: nn.Module, data: Any) -> None:
         known = known[times <= _TIMES]
         for name, tensor in wide:
             found = np.isin(_digests(tensor, width, factors), known)
-            if any(len(row.unique()) >= _VALUES for row in tensor.detach().reshape(-1, width)[torch.from_numpy(found)]):
+            if any(len(row.unique()) >= _VALUES for row in tensor.reshape(-1, width)[torch.from_numpy(found)]):
                 raise InvalidInput(
                     f"{name!r} of the model holds records of the training data (centres, prototypes or a memory taken "
                     "from it), which would be released as they are: take random or public ones, or learn them."
@@ -51,14 +51,18 @@ def refuse_held_records(model: nn.Module, data: Any) -> None:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All that a model holds, by name; also what it keeps as a plain attribute."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not is_lazy(tensor):
-            yield name, tensor
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor):
-                yield f"{prefix}.{name}" if prefix else name, value
+    """All that a model holds, by name, matrices also on their side."""
+    attributes = [
+        (f"{prefix}.{name}" if prefix else name, value)
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    ]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *attributes):
+        if not is_lazy(tensor) and tensor.layout is torch.strided:
+            yield name, tensor.detach()
+            if tensor.dim() > 1:
+                yield name, tensor.detach().mT.contiguous()
 
 
 def _digests(rows: Tensor, width: int, factors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

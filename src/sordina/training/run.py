@@ -264,6 +264,8 @@ def weights_digest(model: nn.Module) -> str:
 def _content(value: Tensor) -> bytes:
     """A SHA-256 of a tensor's type, shape and values."""
     digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+    if value.layout is not torch.strided:
+        value = value.to_dense()  # a graph's edges
     digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()
 
