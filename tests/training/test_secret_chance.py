@@ -147,28 +147,3 @@ def test_a_seeded_run_with_dropout_is_repeatable():
         sd.Trainer(model, nn.functional.cross_entropy, sd.Budget(8, 1e-3), batch_size=16, steps=8, seed=1).fit((X, Y))
         found.add(float(model[0].weight.detach().sum()))
     assert len(found) == 1
-
-
-def test_what_a_loss_names_need_not_be_writable():
-    weights = np.ones(2)
-    weights.setflags(write=False)
-    edges = torch.eye(2).to_sparse()
-
-    def loss(out, y):
-        each = nn.functional.cross_entropy(out, y, reduction="none")
-        return each * torch.as_tensor(weights.tolist())[y] * float(edges.sum() > 0)
-
-    sd.Trainer(nn.Linear(4, 2), loss, sd.Budget(3, 1e-5), batch_size=20, steps=3).fit((X, Y))
-
-
-def test_categories_of_a_table_have_ranges_of_their_own():
-    class Embedded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleList(nn.Embedding(size, 2) for size in (5, 7, 4))
-
-        def forward(self, x):
-            return sum(part(x[:, place]) for place, part in enumerate(self.parts))
-
-    table = torch.stack([torch.randint(0, size, (60,)) for size in (5, 7, 4)], 1)
-    sd.Trainer(Embedded(), nn.functional.cross_entropy, sd.Budget(3, 1e-5), batch_size=20, steps=3).fit((table, Y))

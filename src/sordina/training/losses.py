@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
@@ -296,11 +297,16 @@ def _read_through(rows: Rows) -> tuple[Tensor, ...] | None:
         tensors = list(tensors_in([rows.take_or_refuse(numbers)]))
         for column, tensor in zip(found, tensors, strict=True):
             if _whole(tensor) and tensor.numel():
-                column[:] = [_telling(torch.cat([*column, _telling(tensor)]))]
+                told = _by_place if _table(tensor) and rows.collate is default_collate else _telling
+                column[:] = [told(torch.cat([*column, told(tensor)]))]
     if _tensors(rows.pattern) is None:
         return None
     return tuple(
-        _in_rows(column[0], shape) if column else torch.zeros(2, *shape, dtype=kind)
+        torch.zeros(2, *shape, dtype=kind)
+        if not column
+        else _in_rows(column[0], shape)
+        if column[0].dim() == 1
+        else column[0]
         for column, (shape, kind) in zip(found, form, strict=True)
     )
 
@@ -348,11 +354,7 @@ def _telling(column: Tensor) -> Tensor:
 def _telling_rows(columns: Sequence[Tensor]) -> list[Tensor]:
     """Rows whose whole numbers are those that tell most; everything else is zero."""
     made = [
-        (
-            _by_place(column)
-            if column.dim() == 2 and column.shape[1] <= _TABLE
-            else _in_rows(_telling(column), column.shape[1:])
-        )
+        (_by_place(column) if _table(column) else _in_rows(_telling(column), column.shape[1:]))
         if _whole(column) and column.numel()
         else column[:0]
         for column in columns
@@ -367,6 +369,10 @@ def _telling_rows(columns: Sequence[Tensor]) -> list[Tensor]:
 
 _TABLE = 64
 """Up to so many whole numbers in a row, each may be a category with a range of its own."""
+
+
+def _table(column: Tensor) -> bool:
+    return column.dim() == 2 and column.shape[1] <= _TABLE
 
 
 def _by_place(column: Tensor) -> Tensor:
