@@ -51,6 +51,8 @@ class Outcome(Enum):
     REFUSED = "refused"
     CRASHED = "crashed"
     """An error that is not Sordina's own."""
+    ROUNDED = "rounded"
+    """Wrong by rounding alone: PyTorch's own losses of such inputs depend on who else is there, those of others not."""
     WRONG = "WRONG"
     """A silent error: no refusal, and a norm, a sum or a sensitivity that is not true."""
 

@@ -294,7 +294,20 @@ def shut(model: Any) -> None:
 
 
 def tried(program: Program) -> Verdict:
-    """Build it and hold it against brute force."""
+    """Build it and hold it against brute force.
+
+    Where PyTorch's own losses depend on who else is there, in a model that has nothing planted, and with ordinary
+    inputs do not, it is rounding that decides (inputs of up to 1e38): that is told, and not counted as a mistake.
+    """
+    verdict = _tried(program)
+    if verdict.outcome is Outcome.WRONG and verdict.mixes and not program.planted and program.scale != "one":
+        ordinary = _tried(replace(program, scale="one"))
+        if ordinary.answered and not ordinary.mixes:
+            return replace(verdict, outcome=Outcome.ROUNDED)
+    return verdict
+
+
+def _tried(program: Program) -> Verdict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return judge(
@@ -369,11 +382,13 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.refusals: list[str] = []
+        self.rounded: list[str] = []
         if self.file.exists():
             kept = json.loads(self.file.read_text())
             if kept["code"] == code() and self.start in (None, kept["start"]):
                 self.start, self.counts = kept["start"], Counter(kept["counts"])
                 self.failures, self.refusals = kept["failures"], kept["refusals"]
+                self.rounded = kept["rounded"]
         if self.start is None:
             self.start = SystemRandom().randrange(10**12)
 
@@ -389,6 +404,8 @@ class Run:
         self.counts[f"{kind} {verdict.outcome.value}"] += 1
         if kind == "sound" and verdict.outcome is Outcome.REFUSED:
             self.refusals.append(f"seed {program.seed}: {verdict.why}")
+        if verdict.outcome is Outcome.ROUNDED:
+            self.rounded.append(f"seed {program.seed}: {verdict.why}")
         if failed(verdict):
             small, found = minimised(program, verdict)
             text = f"seed {program.seed}: {found.outcome.value}: {found.why}\n    {small}"
@@ -398,7 +415,10 @@ class Run:
     def save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         kept = {"code": code(), "start": self.start, "counts": dict(self.counts)}
-        self.file.write_text(json.dumps({**kept, "failures": self.failures, "refusals": self.refusals}, indent=1))
+        self.file.write_text(json.dumps({**kept, **self._told()}, indent=1))
+
+    def _told(self) -> dict[str, list[str]]:
+        return {"failures": self.failures, "refusals": self.refusals, "rounded": self.rounded}
 
     def summary(self) -> str:
         counts = ", ".join(f"{number} {key}" for key, number in sorted(self.counts.items()))

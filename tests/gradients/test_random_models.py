@@ -58,3 +58,8 @@ def test_the_long_form_goes_on_where_it_stopped(tmp_path):
     assert Run(tmp_path / "state.json", 5).done == 0
     assert (Run(tmp_path / "state.json").start, Run(tmp_path / "state.json").done) == (0, 7)
     assert Run(tmp_path / "none.json").start != Run(tmp_path / "none.json").start
+
+
+def test_what_one_way_of_trying_has_shown_no_other_takes_back():
+    """Samples in an order of their own: seen with many words, and not with two, which the gradient needed to speak."""
+    assert not failed(tried(draw(3045000083)))

@@ -128,6 +128,7 @@ class Study:
             if any(one is not None and two is None for other in mixed for one, two in zip(other, dims, strict=True)):
                 continue
             silent: Structure | None = None
+            why = ""
             for maker, double, wide in self._ways(value, dims):
                 try:
                     found, spoke = self._tried(value, dims, maker, double, wide)
@@ -143,8 +144,8 @@ class Study:
                     failure = failure or error
                     continue
                 if spoke:
-                    return found
-                silent = silent or found
+                    return replace(found, alone=found.alone or why)  # what one way has shown, no other takes back
+                silent, why = silent or found, why or ("" if found.alone == VANISHES else found.alone)
             if silent is not None:
                 return silent
         if mixing is not None:
@@ -259,6 +260,7 @@ class Study:
 
 IN_COMPANY = "on made-up rows, the model says something else of a sample in company than alone"
 SEEDED = "the model seeds random numbers in its forward pass, so that without a sample others get other ones"
+VANISHES = "a parameter's gradient vanishes on all rows tried"
 ON_MADE_UP_ROWS = "on made-up rows, replacing one sample changes what the model says of others"
 
 
@@ -304,7 +306,7 @@ class StructureTrial:
         structure = replace(structure, reads=reads)
         why = self.study.recorder.dynamic or differs or read
         if not spoke:
-            why = why or "a parameter's gradient vanishes on all rows tried"
+            why = why or VANISHES
         return replace(structure, passed=passed, alone=why), spoke
 
     def _heard(self, rows: int, value: tuple[Any, Any]) -> tuple[Any, list[Tap] | None]:

@@ -48,8 +48,8 @@ CAVEATS = (
     "The population size that the sampling rate is computed from is treated as public.",
     "Scores on held-out data (validation, test) are raw, computed without noise: the guarantee does not cover the "
     "people in them.",
-    "Clipped gradients are added up in floating point; noise of an exactly known law then covers their sum over the "
-    "reals, not the rounding of that sum.",
+    "Gradients are computed and added up in floating point. Noise of an exactly known law covers the sum of "
+    "clipped ones over the reals, not its rounding, nor that a gradient may be rounded otherwise beside others.",
 )
 CORRELATED = (
     "Noise is correlated over the steps. For a group of people, multiply the guarantee of one out (Guarantee.group): "

@@ -25,8 +25,8 @@ from sordina.tuning.space import Configuration
 
 CAVEATS = (
     "The numbers of training and validation records that rates and shares are computed from are treated as public.",
-    "Clipped gradients are added up in floating point; noise of an exactly known law then covers their sum over the "
-    "reals, not the rounding of that sum.",
+    "Gradients are computed and added up in floating point. Noise of an exactly known law covers the sum of "
+    "clipped ones over the reals, not its rounding, nor that a gradient may be rounded otherwise beside others.",
 )
 
 SECRET = (
