@@ -296,13 +296,15 @@ def shut(model: Any) -> None:
 def tried(program: Program) -> Verdict:
     """Build it and hold it against brute force.
 
-    Where PyTorch's own losses depend on who else is there, in a model that has nothing planted, and with ordinary
-    inputs do not, it is rounding that decides (inputs of up to 1e38): that is told, and not counted as a mistake.
+    Where a model that has nothing planted is right with ordinary inputs, and with others either PyTorch's own losses
+    depend on who else is there, or double precision is right, it is rounding that decides (attention scores of 1e10 and
+    more): that is told, and not counted as a mistake.
     """
     verdict = _tried(program)
-    if verdict.outcome is Outcome.WRONG and verdict.mixes and not program.planted and program.scale != "one":
+    if verdict.outcome is Outcome.WRONG and not program.planted and program.scale != "one" and not program.double:
         ordinary = _tried(replace(program, scale="one"))
-        if ordinary.answered and not ordinary.mixes:
+        rounded = verdict.mixes or _tried(replace(program, double=True)).answered
+        if ordinary.answered and not ordinary.mixes and rounded:
             return replace(verdict, outcome=Outcome.ROUNDED)
     return verdict
 
