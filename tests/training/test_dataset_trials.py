@@ -13,6 +13,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 import sordina as sd
 from sordina.errors import InvalidInput
 from sordina.gradients.structure import Mixing
+from sordina.integrations.text_batches import TextItems
+from sordina.training.batches import as_rows
 from sordina.training.dataset_trials import check_items
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -162,3 +164,21 @@ def test_a_trainer_refuses_before_anything_is_spent_and_says_whose_word_it_is():
     run = trainer().fit(Items())
     assert any("a data set of the user's own (Items)" in each for each in run.caveats)
     assert not any("data set of the user's own" in each for each in trainer().fit((X, Y)).caveats)
+
+
+class Texts(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return {"input_ids": [i, i]}
+
+
+def test_whose_word_it_is_does_not_hide_behind_a_data_set_of_ours():
+    assert as_rows(TextItems(Texts(), None)).own == "Texts"
+    assert as_rows(TextItems([{"input_ids": [1, 2]}] * 3, None)).own is None
+    assert as_rows(Subset(TensorDataset(X, Y), range(3))).own == "Subset"
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 3})
+    assert as_rows(TextItems(table, None)).own is None
+    assert as_rows(TextItems(table.with_transform(lambda rows: rows), None)).own == "Dataset"

@@ -103,10 +103,12 @@ class Rows:
 
     @property
     def own(self) -> str | None:
-        """The type of a data set whose items are made by code of the user's; None for tensors."""
-        if isinstance(self.source, tuple) or type(self.source).__module__.startswith("sordina."):
-            return None
-        return type(self.source).__name__
+        """The type of a data set whose items are made by code of the user's; None for tensors and lists."""
+        held = self.source
+        if type(held).__module__.startswith("sordina."):
+            held = getattr(held, "source", ())  # what a data set of ours draws from
+        plain = type(held).__module__.startswith("datasets.") and held.format["type"] != "custom"  # no transform
+        return None if plain or isinstance(held, (tuple, list)) else type(held).__name__
 
     @cached_property
     def pattern(self) -> Any:
