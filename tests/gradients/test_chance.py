@@ -68,7 +68,7 @@ def test_a_model_with_a_generator_of_its_own_is_no_mixing(kind, what):
     model, x = _model(kind, what), torch.randn(8, 6)
     with Engine(model) as engine:
         for _ in range(3):
-            engine.test_next()
+            engine.demand_tests()
             norms = engine.record(model(x).square().sum(1)).scalars().norms
             assert bool(norms.isfinite().all())
     if what == "layer drop":
@@ -88,7 +88,7 @@ def test_a_generator_that_methods_name_is_held():
 
 def _called(engine, model, x):
     for _ in range(20):
-        engine.test_next()
+        engine.demand_tests()
         model(x)
 
 
@@ -144,7 +144,7 @@ def test_numbers_by_a_seed_that_are_the_same_for_all_are_no_mixing(caplog):
     model, x = SeedsItself("a projection"), torch.randn(8, 6)
     with Engine(model) as engine:
         for _ in range(5):
-            engine.test_next()
+            engine.demand_tests()
             engine.record(model(x).square().sum(1))
     assert "one sample at a time" not in caplog.text
 

@@ -469,7 +469,7 @@ def test_one_sample_at_a_time_a_count_of_calls_is_one_of_batches():
     model = CountsAlone()
     with Engine(model, public_buffers=["calls"]) as engine:
         for _ in range(10):
-            engine.test_next()
+            engine.demand_tests()
             engine.record(model(torch.randn(16, 6)).square().sum(1))
     assert (model.number, int(model.calls), model.list) == (10, 10, list(range(1, 11)))
 

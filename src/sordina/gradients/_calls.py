@@ -139,7 +139,7 @@ class Calls:
         finally:
             self._running = False
 
-    def test_next(self) -> None:
+    def demand_tests(self) -> None:
         """Do the removal test on the next call for certain, the way back included."""
         self.removal.force()
         self._went_back = False

@@ -176,10 +176,10 @@ class Engine:
         """
         self._calls.expected = rows
 
-    def test_next(self) -> None:
+    def demand_tests(self) -> None:
         """Have samples of the next call, and its losses, tested for certain."""
         self._loss_checks.force()
-        self._calls.test_next()
+        self._calls.demand_tests()
 
     @contextmanager
     def unheard(self) -> Iterator[None]:

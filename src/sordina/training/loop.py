@@ -264,7 +264,7 @@ class Private:
     def _test_for_certain(self) -> None:
         """Whether samples stay apart is tested on the next batch."""
         if self.engine is not None:
-            self.engine.test_next()
+            self.engine.demand_tests()
         for schedule in self.tested:
             schedule.force()
 
