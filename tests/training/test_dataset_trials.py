@@ -178,6 +178,9 @@ def test_whose_word_it_is_does_not_hide_behind_a_data_set_of_ours():
     assert as_rows(TextItems(Texts(), None)).own == "Texts"
     assert as_rows(TextItems([{"input_ids": [1, 2]}] * 3, None)).own is None
     assert as_rows(Subset(TensorDataset(X, Y), range(3))).own == "Subset"
+
+
+def test_a_table_of_hugging_faces_is_plain_without_a_transform():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 3})
     assert as_rows(TextItems(table, None)).own is None

@@ -107,7 +107,8 @@ class Rows:
         held = self.source
         if type(held).__module__.startswith("sordina."):
             held = getattr(held, "source", ())  # what a data set of ours draws from
-        plain = type(held).__module__.startswith("datasets.") and held.format["type"] != "custom"  # no transform
+        kind = getattr(held, "format", {"type": "custom"}) if type(held).__module__.startswith("datasets.") else {}
+        plain = kind.get("type", "custom") != "custom"  # a table of Hugging Face's without a transform
         return None if plain or isinstance(held, (tuple, list)) else type(held).__name__
 
     @cached_property
