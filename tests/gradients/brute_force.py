@@ -98,6 +98,8 @@ class Judge:
     """Whether it is known to mix, even if the batch at hand does not show it."""
     before: Callable[[nn.Module], None] | None = None
     """What the parameters are during a first batch, which nobody looks at: changes them in place."""
+    rounding: float = 1e-8
+    """By how much, relative to its length, a gradient in double precision may be off."""
     seed: int = 0
     worst: float = 0.0
     loose: float = 1.0
@@ -187,6 +189,7 @@ class Judge:
             self.rows_per_unit,
             self.microbatch,
             self.before,
+            self.rounding,
         )
 
     def _added(self, asked: Asked) -> None:
@@ -288,11 +291,11 @@ class Truth:
                     found.gaps[unit] = max(found.gaps[unit], gap)
         return found
 
-    def error(self, unit: int, exact: bool) -> float:
-        """How far another right computation of the unit's gradient may be away."""
+    def error(self, unit: int, exact: bool, rounding: float = 1e-8) -> float:
+        """How far another right computation of the unit's gradient may be away; in double precision by ``rounding``."""
         size = float(self.vectors[unit].norm())
         if exact:
-            return 1e-8 * size + 1e-11
+            return rounding * size + 1e-11
         return 2e-3 * size + 100 * self.gaps[unit] + 1e-6
 
     def rounding(self, unit: int) -> float:
@@ -314,6 +317,7 @@ class Asked:
     rows_per_unit: int
     microbatch: int | None
     before: Callable[[nn.Module], None] | None = None
+    rounding: float = 1e-8
     worst: float = 0.0
     loose: float = 1.0
     mistakes: list[str] = field(default_factory=list)
@@ -416,7 +420,12 @@ class Asked:
             if norm > 1e-4 * largest and norm > NEGLIGIBLE:
                 self.loose = max(self.loose, norm / max(size, 1e-300))
         self._linear(
-            tape, group, vectors, norms.double(), own, truth and [truth.error(unit, self.exact) for unit in units]
+            tape,
+            group,
+            vectors,
+            norms.double(),
+            own,
+            truth and [truth.error(unit, self.exact, self.rounding) for unit in units],
         )
 
     def _linear(
@@ -445,7 +454,7 @@ class Asked:
         size = float(expected.norm())
         if not math.isfinite(size) or not math.isfinite(truth.gaps[unit]):
             return
-        error = truth.error(unit, self.exact)
+        error = truth.error(unit, self.exact, self.rounding)
         if not float((vector - expected).norm()) <= error:
             self.mistakes.append(
                 f"the gradient of unit {unit} is {float((vector - expected).norm()):.3g} away from autograd's, "
@@ -476,14 +485,16 @@ def judge(
     all_records: bool = True,
     planted: bool = False,
     before: Callable[[nn.Module], None] | None = None,
+    rounding: float = 1e-8,
 ) -> Verdict:
     """Hold the engine on a copy of ``model`` against brute force; add the feature width to ``sizes`` where it matters.
 
     A model that is known to mix (``planted``) has no truth to be held against, only its sensitivity. It
     should be tried on two records or more: alone, no record mixes. ``before`` changes the parameters in place for a
-    first batch, as training does: gates that are still shut, heads that are still zero.
+    first batch, as training does: gates that are still shut, heads that are still zero. A gradient in double precision
+    may be off by ``rounding`` of its length.
     """
-    judged = Judge(model, losses, batch, clipping, rows_per_unit, microbatch, all_records, planted, before)
+    judged = Judge(model, losses, batch, clipping, rows_per_unit, microbatch, all_records, planted, before, rounding)
     return judged.verdict(sizes)
 
 

@@ -297,19 +297,19 @@ def tried(program: Program) -> Verdict:
     """Build it and hold it against brute force.
 
     Where a model that has nothing planted is right with ordinary inputs, and with others either PyTorch's own losses
-    depend on who else is there, or double precision is right, it is rounding that decides (attention scores of 1e10 and
-    more): that is told, and not counted as a mistake.
+    depend on who else is there, or double precision is right (to six digits: it rounds, too), it is rounding that
+    decides (attention scores of 1e10 and more): that is told, and not counted as a mistake.
     """
     verdict = _tried(program)
     if verdict.outcome is Outcome.WRONG and not program.planted and program.scale != "one" and not program.double:
         ordinary = _tried(replace(program, scale="one"))
-        rounded = verdict.mixes or _tried(replace(program, double=True)).answered
+        rounded = verdict.mixes or _tried(replace(program, double=True), rounding=1e-6).answered
         if ordinary.answered and not ordinary.mixes and rounded:
             return replace(verdict, outcome=Outcome.ROUNDED)
     return verdict
 
 
-def _tried(program: Program) -> Verdict:
+def _tried(program: Program, rounding: float = 1e-8) -> Verdict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return judge(
@@ -323,6 +323,7 @@ def _tried(program: Program) -> Verdict:
             all_records=program.planted,
             planted=program.planted,
             before=shut if program.opening else None,
+            rounding=rounding,
         )
 
 

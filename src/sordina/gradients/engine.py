@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._calls import ModelCall, hooked, install, remove, untapped, used_outside
-from sordina.gradients._hooks import Recorder
+from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
-from sordina.gradients.one_by_one import BackwardPiece, Backwards, folded
+from sordina.gradients.one_by_one import BackwardPiece, Backwards, as_in_company, folded
 from sordina.gradients.removal import RemovalSchedule, check_losses_apart
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision, names_of, terms_of
@@ -251,15 +251,27 @@ class Engine:
                 "gradient it gets: move this use into the model, and return what the losses need."
             )
         rows = units * rows_per_unit
-        fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows) and units > 1
-        if fits and not untapped(calls[0], self._names):
-            structure = calls[0].structure
-            same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
-            passed = structure.passed if same else frozenset[Key]()
-            return terms_of(losses, taps, structure.taps, passed, self._parameters, self._names, units, rows_per_unit)
+        fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows)
+        fits = fits and not untapped(calls[0], self._names)
         if units == 1 and not any(call.apart for call in calls):
-            return Backwards([BackwardPiece([losses], [torch.ones_like(losses)])], self._parameters, heard=True).terms()
+            alone = Backwards([BackwardPiece([losses], [torch.ones_like(losses)])], self._parameters, heard=True)
+            if not fits:
+                return alone.terms()
+            gradients = alone.unit(0)
+            company = self._together(losses, calls[0], taps, 1, rows_per_unit)
+            return {name: as_in_company(gradient, company.get(name)) for name, gradient in gradients.items()}
+        if fits:
+            return self._together(losses, calls[0], taps, units, rows_per_unit)
         return self._one_by_one(losses, calls, rows_per_unit)
+
+    def _together(
+        self, losses: Tensor, call: ModelCall, taps: list[Tap], units: int, rows_per_unit: int
+    ) -> dict[str, Term]:
+        """All samples at once, by the rules of the layers."""
+        structure = call.structure
+        same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
+        passed = structure.passed if same else frozenset[Key]()
+        return terms_of(losses, taps, structure.taps, passed, self._parameters, self._names, units, rows_per_unit)
 
     def _one_by_one(self, losses: Tensor, calls: Sequence[ModelCall], rows_per_unit: int) -> dict[str, Term]:
         """Each sample alone, from the gradients of the model's results on."""

@@ -145,10 +145,11 @@ CANCELLATION = 256.0
 """How many norms the places of a unit may add up to in a fast sum: the others' digits would drown in more."""
 BLOCK = 1024
 """How many squares are added in single precision: in eight lanes or more, an error below 4e-6 of the norm."""
-RANGE = 1e-15, 1e15
-"""Between these, squares of single precision neither overflow nor lose digits."""
-TOO_LARGE = 1e30
-"""A vector this long is as good as infinite: its weight would be too small for the weight's rounding to be small."""
+RANGE = 1e-15, 1e13
+"""Between these, squares of single precision neither overflow nor lose digits, nor do products of two get `FADING`."""
+FADING, TOO_LARGE = 1e29, 1e30
+"""A vector as long as the second is as good as infinite: its weight would be too small for the weight's rounding to be
+small. From the first on it counts less and less (`faded`), so that no rounding decides who counts and who does not."""
 WRITTEN_BYTES = 2 << 20
 """Vectors that are in doubt are written down in pieces of about this size."""
 
@@ -200,10 +201,19 @@ def squared_lengths(vectors: Tensor) -> Tensor:
 
 
 def mend(norms: Tensor, vectors: Tensor) -> None:
-    """Take the norms outside of `RANGE` again, in double precision; what is `TOO_LARGE` counts as not finite."""
+    """Take the norms outside of `RANGE` again, in double precision."""
     odd = ~((norms > RANGE[0]) & (norms < RANGE[1]))
-    again = torch.linalg.vector_norm(vectors[odd].double(), dim=-1)
-    norms[odd] = torch.where(again > TOO_LARGE, torch.inf, again)
+    norms[odd] = torch.linalg.vector_norm(vectors[odd].double(), dim=-1)
+
+
+def faded(norms: Tensor) -> Tensor:
+    """Norms of whole gradients, more and more above the truth from `FADING` on; infinite from `TOO_LARGE` on.
+
+    >>> faded(torch.tensor([1.0, 2e29, 1e31], dtype=torch.float64))
+    tensor([1.0000e+00, 2.8614e+29,        inf], dtype=torch.float64)
+    """
+    left = 1 - (norms / FADING).log10_().clamp_min_(0)
+    return torch.where(left > 0, norms / left, torch.where(norms.isnan(), norms, torch.inf))
 
 
 def in_range(norms: Tensor) -> bool:

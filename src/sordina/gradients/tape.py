@@ -19,7 +19,7 @@ from sordina.gradients._hooks import Gathering, Tap
 from sordina.gradients._rehearsal import RUN_BACKWARD
 from sordina.gradients.combined_terms import combine
 from sordina.gradients.layout import Fold, Layout
-from sordina.gradients.norms import Measured, Weights, in_range, measure, mend, written
+from sordina.gradients.norms import TOO_LARGE, Weights, faded, in_range, measure, mend, written
 from sordina.gradients.one_by_one import SamplePlacement
 from sordina.gradients.terms import Dense, Pair, Term
 from sordina.queries import Query, ScalarQuery, Scalars
@@ -234,22 +234,26 @@ class GhostTape:
     def _measured(self, group: int) -> _Group:
         if group not in self._groups:
             terms = {name: self.terms[name] for name in self.layouts[group].names if name in self.terms}
-            plain = [term for term in terms.values() if isinstance(term, _PLAIN)]
-            ghosts = {name: measure(term) for name, term in terms.items() if not isinstance(term, _PLAIN)}
-            self._groups[group] = self._summed(plain, ghosts)
+            self._groups[group] = self._summed(terms)
             size = self.like.element_size()
             if any(term.kind.itemsize < size for term in terms.values()):
                 self._groups[group].norms.mul_(1 + ROUNDING)
         return self._groups[group]
 
-    def _summed(self, plain: Sequence[Dense | Pair], ghosts: Mapping[str, Measured]) -> _Group:
+    def _summed(self, terms: Mapping[str, Term]) -> _Group:
+        plain = [term for term in terms.values() if isinstance(term, _PLAIN)]
         squares, ordinary = _squares(plain) if plain else (None, True)
+        together = _PLAIN if squares is not None else ()
+        ghosts = {name: measure(term) for name, term in terms.items() if not isinstance(term, together)}
         if squares is None:
             squares = torch.zeros(self.units, dtype=torch.float64, device=self.like.device)
         for measured in ghosts.values():
             squares = squares + measured.squares
-        norms = squares.sqrt_().to(self.like)
-        poisoned = None if (ordinary and not ghosts) or _finite(norms) else ~norms.isfinite()
+        norms, poisoned = squares.sqrt_(), None
+        if ghosts or not ordinary:
+            norms = faded(norms)
+            poisoned = None if _finite(norms) else ~norms.isfinite()
+        norms = norms.to(self.like)
         marks = {name: found.written for name, found in ghosts.items() if found.written is not None}
         return _Group(norms, poisoned, marks)
 
@@ -304,11 +308,11 @@ class GhostTape:
         return out
 
     def _weights(self, own: Tensor) -> Tensor:
-        """The coefficients; those too small for their rounding to be small are zero."""
+        """The coefficients, less what is too small for its rounding to be small: no rounding decides who counts."""
         if own.shape != (self.units,):
             raise InvalidInput(f"a query has one coefficient per unit ({self.units}), got shape {tuple(own.shape)}.")
         own = own.to(self.like)
-        return F.hardshrink(own, torch.finfo(own.dtype).tiny)
+        return F.softshrink(own, torch.finfo(own.dtype).tiny)
 
     def _checked(self, direction: Tensor, group: int) -> Tensor:
         if direction.shape != (self.layouts[group].size,):
@@ -318,10 +322,11 @@ class GhostTape:
         return direction.to(self.like)
 
 
-def _squares(terms: Sequence[Dense | Pair]) -> tuple[Tensor, bool]:
+def _squares(terms: Sequence[Dense | Pair]) -> tuple[Tensor | None, bool]:
     """The sum of the squared norms of terms without cancellation, all at once, and whether all are of ordinary size.
 
-    Many layers are small. Of a layer with a bias ``|l|^2 |r|^2 + |l|^2 = |l|^2 (|r|^2 + 1)``.
+    Many layers are small. Of a layer with a bias ``|l|^2 |r|^2 + |l|^2 = |l|^2 (|r|^2 + 1)``. None if a factor is
+    `TOO_LARGE`, or no number: then the terms must be measured one by one.
     """
     pairs = [term for term in terms if isinstance(term, Pair)]
     shared = {id(pair.left): place for place, pair in enumerate(pairs)}
@@ -342,6 +347,8 @@ def _squares(terms: Sequence[Dense | Pair]) -> tuple[Tensor, bool]:
     if not ordinary:
         for row, vector in zip(norms, vectors, strict=True):
             mend(row, vector.vectors)
+        if pairs and not bool((norms[len(alone) :] < TOO_LARGE).all()):
+            return None, False
     squares = norms.square_()
     if not pairs:
         return squares.sum(0), ordinary

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sordina.gradients.norms import NormEstimate, Weights, lengths, squared_lengths, unit_roundoff
+from sordina.gradients.norms import TOO_LARGE, NormEstimate, Weights, lengths, squared_lengths, unit_roundoff
 
 CHUNK_BYTES = 2 << 20
 """Per-unit gradients that must be written down are written in pieces of about this size, which stay in cache."""
@@ -132,8 +132,11 @@ class Pair(NamedTuple):
         return self.left.kind
 
     def estimate(self) -> NormEstimate:
-        """``|left|^2 |right|^2``: nothing cancels."""
-        return NormEstimate(squared_lengths(self.left.vectors) * squared_lengths(self.right.vectors))
+        """``|left|^2 |right|^2``: nothing cancels. Where a factor is `TOO_LARGE`, only what is written down tells."""
+        left, right = squared_lengths(self.left.vectors), squared_lengths(self.right.vectors)
+        squares = left * right
+        ordinary = (left < TOO_LARGE**2) & (right < TOO_LARGE**2)
+        return NormEstimate(squares, None if bool(ordinary.all()) else squares.sqrt().where(ordinary, torch.nan))
 
     def project(self, direction: Tensor) -> Tensor:
         """``<l, D r>`` with D the direction as a matrix."""
