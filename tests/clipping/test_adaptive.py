@@ -96,3 +96,25 @@ def test_names():
 def test_bad_policies_are_refused(wrong):
     with pytest.raises(InvalidInput):
         wrong()
+
+
+def test_running_means_of_large_models_in_sixteen_bits_say_the_same(monkeypatch):
+    def moves():
+        generator = torch.Generator().manual_seed(1)
+        policy, gradient = Online(rails=None), torch.randn(1 << 21, generator=generator)
+        state, seen = policy.init(len(gradient)), []
+        for step in range(12):
+            both = (gradient + torch.randn(len(gradient), generator=generator) for _ in range(2))
+            g, q = both
+            state = policy.adapt(state, Released((g, q * (-1) ** (step // 4)), (1.0, 1.0), 1.0))
+            seen.append(state.threshold)
+        return seen, state.derivative
+
+    exact, whole = moves()
+    monkeypatch.setattr("sordina.clipping.online.LARGE", 1000)
+    short, half = moves()
+    assert whole.dtype == torch.float32
+    assert half.dtype == torch.bfloat16
+    assert short == exact
+    assert len(set(exact)) > 4
+    assert float((half.float() - whole).norm()) < 0.02 * float(whole.norm())

@@ -214,9 +214,11 @@ def test_a_collator_that_remembers_is_refused(tmp_path, collator):
     assert not (tmp_path / "_sordina").exists()
 
 
-def test_a_collator_with_random_numbers_of_its_own_is_taken(tmp_path):
+def test_random_numbers_of_a_collators_own_are_seeded_in_secret(tmp_path):
+    """By a public seed the masks of all records after one would be others without it (3 to 6 C)."""
     collator = DataCollatorForLanguageModeling(tiny.tokenizer(), mlm_probability=0.3, seed=1)
     assert trainer(tmp_path, tiny.masked(), "plain", data_collator=collator).train().metrics["epsilon"] > 0
+    assert collator.generator.initial_seed() != 1
 
 
 def test_an_old_claim_does_not_stay_beside_new_weights(tmp_path):

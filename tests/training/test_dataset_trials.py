@@ -82,6 +82,38 @@ def test_items_of_several_records_are_refused(kind, wrap):
         check_items(data, len(data))
 
 
+class Store:
+    """An object that holds records."""
+
+
+class Part(Dataset):
+    """Items are a part of a table, which may lie in an object."""
+
+    def __init__(self, kind):
+        self.kind, self.numbers = kind, list(range(0, 180, 3))
+        self.store = Store() if kind == "object" else SimpleNamespace()
+        self.store.x = torch.randn(200, 5)
+
+    def __len__(self):
+        return 190 if self.kind == "window" else len(self.numbers)
+
+    def __getitem__(self, index):
+        x, row = self.store.x, index if self.kind == "window" else self.numbers[index]
+        if self.kind == "window":
+            return x[row : row + 10].sum(0), 0
+        if self.kind == "own":
+            return x[row], 0
+        return x[row] + x[random.choice(self.numbers)], 0
+
+
+@pytest.mark.parametrize("kind", ["mixup", "object", "window"])
+def test_items_of_part_of_a_table_are_tried_too(kind):
+    check_items(Part("own"), 60)
+    data = Part(kind)
+    with pytest.raises(Mixing, match=r"store\.x"):
+        check_items(data, len(data))
+
+
 def test_items_that_depend_on_what_was_read_are_refused():
     with pytest.raises(InvalidInput, match="another one when it is read again"):
         check_items(Items("running mean"), 60)

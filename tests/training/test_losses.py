@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sordina as sd
 from sordina.errors import InvalidInput
-from sordina.training.losses import per_sample
+from sordina.training.batches import as_rows
+from sordina.training.losses import check_takes, per_sample
 
 OUTPUT, CLASSES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
 
@@ -35,3 +37,29 @@ def test_further_dimensions_are_averaged_per_sample():
 def test_a_mean_of_ones_own_is_refused():
     with pytest.raises(InvalidInput, match="one per sample"):
         per_sample(lambda output, target: (output.sum(1) - target).square().mean())(OUTPUT, CLASSES)
+
+
+class FirstBatch(nn.Module):
+    """Begins by its first batch, as ActNorm does, or remembers it."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.inner, self.what = nn.Linear(4, 2), what
+        self.shift, self.first = nn.Parameter(torch.zeros(4)), None
+
+    def forward(self, x):
+        if self.first is None:
+            self.first = x[:1].detach() * 0 + 1 if self.what == "attribute" else 1.0
+            if self.what == "parameter":
+                with torch.no_grad():
+                    self.shift.copy_(x.mean(0) + 1)
+        return self.inner((x + self.shift) * self.first)
+
+
+def test_what_begins_by_its_first_batch_does_not_begin_by_blank_rows():
+    data = (torch.randn(60, 4), torch.randint(0, 2, (60,)))
+    with pytest.raises(sd.SordinaError, match="changes the parameter 'shift'"):
+        sd.Trainer(FirstBatch("parameter"), nn.CrossEntropyLoss(), sd.Budget(3, 1e-5), batch_size=20, steps=2).fit(data)
+    model = FirstBatch("attribute")
+    check_takes(model, nn.CrossEntropyLoss(), as_rows(data))
+    assert model.first is None

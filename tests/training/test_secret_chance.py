@@ -1,5 +1,6 @@
 """Random numbers by a public seed: without one sample, everybody after it would draw others."""
 
+import functools
 import random
 
 import numpy as np
@@ -37,6 +38,28 @@ def test_generators_of_the_models_own_are_seeded_in_secret():
         model = Noisy()
         SecretChance(model).renew()
         seen |= set(numbers(model))
+    assert len(seen) == 6
+
+
+def test_generators_behind_methods_and_wrappers_are_found():
+    class Held:
+        def __init__(self):
+            self.draw, self.toss = np.random.default_rng(0).normal, random.Random(0).random
+            self.own = np.random.RandomState(0)
+
+            @functools.wraps(self.own.rand)
+            def drawn():
+                return self.own.rand()
+
+            self.drawn = drawn
+            del self.own
+
+    seen = set()
+    for _ in range(2):
+        model = nn.Linear(1, 1)
+        model.held = Held()
+        SecretChance(model).renew()
+        seen |= {model.held.draw(), model.held.toss(), model.held.drawn.__wrapped__()}
     assert len(seen) == 6
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,19 +139,56 @@ class Online:
     def adapt(self, state: OnlineState, released: Released) -> OnlineState:
         """Eq. 3.20 on running means of the sums (their sign does not depend on the divisor), or back to the rails.
 
-        The means stay where they are in memory: each is as long as all weights together.
+        The means stay where they are in memory: each is as long as all weights together (`kept`).
         """
         gradient, derivative = released.answers[:2]
         push = self.rails.push(float(released.mean(2)) + 0.5) if self.rails else 0.0
         if state.derivative is None or state.gradient is None:
-            return OnlineState(state.threshold, state.step + 1, gradient.clone(), derivative.clone())
-        torch.lerp(gradient, state.gradient, self.memory, out=state.gradient)
+            return OnlineState(state.threshold, state.step + 1, kept(gradient), kept(derivative))
+        blend(state.gradient, gradient, self.memory)
         if push == 0:
-            push = float(torch.sign(torch.dot(state.gradient, state.derivative)))
+            push = float(np.sign(inner(state.gradient, state.derivative)))
         threshold = moved(state.threshold, self.rate(state.step) * push)
-        torch.lerp(derivative, state.derivative, self.memory, out=state.derivative)
+        blend(state.derivative, derivative, self.memory)
         return OnlineState(threshold, state.step + 1, state.gradient, state.derivative)
 
     def current_threshold(self, state: OnlineState) -> float:
         """The current threshold."""
         return state.threshold
+
+
+# Running means of released vectors. They are as long as the model, and only the sign of an inner product is asked of
+# them: those of large models are kept in sixteen bits, so that they do not double the memory that training takes.
+
+LARGE = 1 << 24
+"""Means of more values than this are kept in sixteen bits."""
+_PIECE = 1 << 20
+"""So many values are computed with at a time."""
+
+
+def kept(vector: Tensor) -> Tensor:
+    """A copy to begin a running mean with."""
+    return vector.to(torch.bfloat16) if vector.numel() > LARGE else vector.clone()
+
+
+def blend(mean: Tensor, vector: Tensor, memory: float) -> None:
+    """``mean = memory mean + (1 - memory) vector``, in place.
+
+    >>> mean = torch.ones(2)
+    >>> blend(mean, torch.zeros(2), 0.75)
+    >>> mean
+    tensor([0.7500, 0.7500])
+    """
+    if mean.dtype == vector.dtype:
+        torch.lerp(vector, mean, memory, out=mean)
+        return
+    for old, new in zip(torch.split(mean, _PIECE), torch.split(vector, _PIECE), strict=True):
+        old.copy_(torch.lerp(new, old.to(new), memory))
+
+
+def inner(one: Tensor, two: Tensor) -> float:
+    """The inner product of two means."""
+    if one.dtype != torch.bfloat16:
+        return float(torch.dot(one, two))
+    pieces = zip(torch.split(one, _PIECE), torch.split(two, _PIECE), strict=True)
+    return sum(float(torch.dot(a.float(), b.float())) for a, b in pieces)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -91,13 +91,14 @@ _DEEP, _LONG, _MOST = 6, 64, 20_000
 
 
 def _inside(value: Any) -> Iterator[Any]:
+    yield getattr(value, "__dict__", {}).get("__wrapped__")
     if isinstance(value, Mapping):
         yield from islice(value.values(), _LONG)
     elif isinstance(value, list | tuple | set | frozenset):
         yield from islice(value, _LONG)
     elif isinstance(value, partial):
         yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, MethodType):
+    elif isinstance(value, MethodType | BuiltinMethodType):
         yield value.__self__
     elif isinstance(value, FunctionType):
         yield from () if _installed(value.__module__) else (each for _, _, each in _named(value) if _followed(each))
@@ -113,7 +114,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def _followed(value: Any) -> bool:
     """Whether what a function names may lead to a generator."""
-    return isinstance(value, (*GENERATORS, FunctionType, MethodType, partial)) or _looked_into(value)
+    return isinstance(value, (*GENERATORS, FunctionType, MethodType, BuiltinMethodType, partial)) or _looked_into(value)
 
 
 def _of_torch(generator: Any) -> bool:

@@ -237,6 +237,7 @@ class WatchedCollator:
 
     def __init__(self, collator: Callable[[list[Any]], Any], device: torch.device) -> None:
         self.collator, self.device = collator, device
+        self.__wrapped__ = collator  # so that its generators are found, and seeded in secret
         self.schedule = RemovalSchedule()
         self.stand_in: Callable[[], list[Item]] | None = None
         """Makes up items, once their form is known."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import Generators
-from sordina.gradients._kept_state import same
+from sordina.gradients._kept_state import _installed, _looked_into, same
 from sordina.gradients.removal import CHANCE
 from sordina.gradients.structure import Mixing
 
@@ -30,6 +31,8 @@ _AGAIN, _SPLITS, _ITEMS = 8, 3, 64
 """How many items are read again; how often records are split into halves, and how many items are then looked at."""
 _LARGEST, _FEW, _DEEP = 1 << 27, 64, 6
 """Records of more bytes are not copied; so many things are looked at in a list, and so deep."""
+_TIMES = 4
+"""A table of up to so many times as many rows as there are items may hold records."""
 
 
 def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> None:
@@ -87,8 +90,8 @@ def _check_apart(
                 f"samples mix: an item of the data set depends on more than one row of {_spelt(path)} (mixup or a "
                 "mosaic in __getitem__, pairs, a window over several records, a scale taken over all of them), so "
                 "clipping items bounds nobody. Let an item depend on its own record alone; where a person has several "
-                "records, say whose they are by users=. If these are no records (as many as items by chance), keep "
-                "them outside of the data set."
+                "records, say whose they are by users=. If these are no records (about as many as items by chance), "
+                "keep them outside of the data set."
             )
 
 
@@ -124,7 +127,11 @@ Path = tuple[Any, ...]
 
 
 def _records(holder: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """What has a row for every item of a data set, or of one inside of it, and where it lies."""
+    """What has a row for every item of a data set, or of one inside of it, and where it lies.
+
+    Or up to `_TIMES` as many: a table of which items are a part, windows, pairs. What has more is rather a table that
+    all items look things up in.
+    """
     size = _length(holder)
     for name, value in getattr(holder, "__dict__", {}).items():
         yield from _inside(value, (*path, name), size)
@@ -135,7 +142,7 @@ def _inside(value: Any, path: Path, size: int) -> Iterator[tuple[Path, Any]]:
         return
     if isinstance(value, Dataset):
         yield from _records(value, path)
-    elif _length(value) == size and size >= 4 and _is_records(value):
+    elif 4 <= size <= _length(value) <= _TIMES * size and _is_records(value):
         yield path, value
     elif isinstance(value, Mapping) and len(value) <= _FEW:
         for name, each in value.items():
@@ -143,6 +150,9 @@ def _inside(value: Any, path: Path, size: int) -> Iterator[tuple[Path, Any]]:
     elif isinstance(value, (list, tuple)) and len(value) <= _FEW:
         for place, each in enumerate(value):
             yield from _inside(each, (*path, place), size)
+    elif isinstance(value, SimpleNamespace) or (_looked_into(value) and not _installed(type(value).__module__)):
+        for name, each in getattr(value, "__dict__", {}).items():
+            yield from _inside(each, (*path, name), size)
 
 
 def _is_records(value: Any) -> bool:

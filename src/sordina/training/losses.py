@@ -21,7 +21,7 @@ from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
 from sordina.gradients._kept_state import COUNTERS, KeptState
-from sordina.gradients._rehearsal import Attributes, Dims, aside, part
+from sordina.gradients._rehearsal import Attributes, Dims, aside, check_parameters, fingerprint, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.models.metrics import accuracy, class_scores, number_scores
@@ -398,12 +398,13 @@ def _tensors(batch: Any) -> tuple[Tensor, ...] | None:
 @contextmanager
 def _at_rest(model: nn.Module, loss: Loss) -> Iterator[None]:
     """The model in evaluation mode, and afterwards it and the loss as they were; no random number is used up."""
-    kept = KeptState(loss)
+    kept, before = KeptState(loss), fingerprint(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with aside(model):  # what begins by its first batch begins by one
             yield
+        check_parameters(before, fingerprint(model))
     finally:
         kept.restore()
         for module, mode in modes:
