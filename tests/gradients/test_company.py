@@ -130,3 +130,14 @@ def test_no_rounding_decides_who_counts(middle, threshold):
         added.append(float(answers(model, x[:1], y[:1], threshold)[1]) / threshold)
     assert max(added) - min(added) < 1e-4
     assert max(added) <= 1 + 1e-5
+
+
+def test_parameters_in_sixteen_bits_are_not_rounded_for_who_is_alone():
+    """Autograd rounds a gradient to the parameter's kind, rules do not: 1.0024 C with one of two equal records gone."""
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    x = torch.tensor([[1.0078125], [1.0078125]], dtype=torch.bfloat16)
+    y = torch.tensor([[1.0234375], [1.0234375]], dtype=torch.bfloat16)
+    norms, added = answers(model, x, y, 1e-3)
+    norm, alone = answers(model, x[:1], y[:1], 1e-3)
+    assert torch.equal(norms[:1], norm)
+    assert torch.equal(added, alone)

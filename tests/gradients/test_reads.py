@@ -6,6 +6,7 @@ the other side (one of the random models with a sensitivity of 1.88 times the bo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from sordina.errors import Unsupported
 from sordina.gradients import Engine
+from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import fingerprint
 from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.gradients.structure import Mixing
@@ -361,3 +363,30 @@ def test_a_loss_that_only_checks_is_computed_at_once(caplog):
             target = torch.rand(5, 3) if floats else torch.randint(0, 3, (5,))
             per_sample(loss)(torch.randn(5, 3), target)
     assert not caplog.messages
+
+
+class Inverted(nn.Module):
+    """Matrices of all records are inverted; if one of them has no inverse, all are made regular."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.head = nn.Linear(12, 9, bias=False), nn.Linear(9, 3)
+
+    def forward(self, x):
+        matrices = self.matrix(x).view(-1, 3, 3)
+        try:
+            inverses = torch.linalg.inv(matrices)
+        except RuntimeError:
+            inverses = torch.linalg.inv(matrices + 0.1 * torch.eye(3))
+        return self.head(torch.tanh(inverses).flatten(1))
+
+
+def test_an_error_that_a_forward_pass_catches_says_something_of_all_samples():
+    """A record of zeros sent everybody the other way (4.2 C)."""
+    model = Inverted()
+    with Engine(model) as engine, pytest.raises(Mixing):
+        engine.record(model(torch.randn(8, 12)).square().sum(1))
+    x = torch.zeros(4, 12)
+    with Reads([x], 4) as reads, contextlib.suppress(RuntimeError):
+        torch.linalg.inv(model.matrix(x).view(-1, 3, 3))
+    assert reads.unknown(frozenset())

@@ -221,6 +221,25 @@ def test_random_numbers_of_a_collators_own_are_seeded_in_secret(tmp_path):
     assert collator.generator.initial_seed() != 1
 
 
+class SeededLoss:
+    """Smooths labels by random numbers of its own."""
+
+    def __init__(self):
+        self.own = torch.Generator().manual_seed(0)
+
+    def __call__(self, outputs, batch):
+        noise = torch.randn(outputs.logits.shape, generator=self.own)
+        return F.cross_entropy(outputs.logits + 0.01 * noise, batch["labels"], reduction="none")
+
+
+def test_a_loss_has_secret_numbers_and_a_wrong_one_is_refused(tmp_path):
+    loss = SeededLoss()
+    trainer(tmp_path / "one", loss=loss).train()
+    assert loss.own.initial_seed() != 0
+    with pytest.raises(InvalidInput, match="loss= cannot be computed"):
+        trainer(tmp_path / "two", loss=torch.nn.CrossEntropyLoss(reduction="none")).train()
+
+
 def test_an_old_claim_does_not_stay_beside_new_weights(tmp_path):
     ours = trainer(tmp_path)
     ours.train()

@@ -1,5 +1,8 @@
 """A function that pads to the longest item of a batch: one long record may not change what the others are."""
 
+import contextlib
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.utils.data import Dataset
 import sordina as sd
 from sordina import private_step
 from sordina.clipping import Fixed
+from sordina.errors import InvalidInput
 from sordina.gradients.structure import Mixing
 from sordina.training.batches import MicroBatch, as_rows
 
@@ -128,12 +132,11 @@ def test_a_function_that_standardises_the_batch_is_refused():
         return (x - x.mean(0)) / (x.std(0, correction=0) + 1), y
 
     data, model = Items([(torch.randn(5, 4), torch.tensor(n % 2)) for n in range(24)]), Mean()
-    private = sd.make_private(
-        model, torch.optim.SGD(model.parameters(), 0.1), data, budget=sd.Budget(3, 1e-5), batch_size=24, steps=40,
-        collate_fn=standardised,
-    )  # fmt: skip
-    with pytest.raises(Mixing, match="collate_fn"):
-        train(model, private)
+    with pytest.raises(Mixing, match="collate_fn"):  # before anything is spent
+        sd.make_private(
+            model, torch.optim.SGD(model.parameters(), 0.1), data, budget=sd.Budget(3, 1e-5), batch_size=24, steps=40,
+            collate_fn=standardised,
+        )  # fmt: skip
 
 
 def test_a_function_with_chance_is_taken():
@@ -191,3 +194,39 @@ def test_where_chance_hides_mixing_units_run_apart(collate, batches):
     found = rows_of(collate).readable(MicroBatch(np.arange(24), None, 1, last=True))
     assert len(found) == batches
     assert [part.last for part, _ in found] == [False] * (batches - 1) + [True]
+
+
+def coin(items):
+    """Mixup now and then."""
+    x, y = padded(items)
+    return (0.7 * x + 0.3 * x.roll(1, 0) if random.random() < 0.1 else x), y
+
+
+class Remembering:
+    """Takes off a running mean."""
+
+    def __init__(self):
+        self.mean = torch.zeros(4)
+
+    def __call__(self, items):
+        x, y = padded(items)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 1))
+        return x - self.mean, y
+
+
+class Noisy:
+    """Draws from a generator of its own."""
+
+    def __init__(self):
+        self.own = torch.Generator().manual_seed(0)
+
+    def __call__(self, items):
+        x, y = padded(items)
+        return x + torch.randn(x.shape, generator=self.own), y
+
+
+@pytest.mark.parametrize(("collate", "refusal"), [(coin, Mixing), (Remembering(), InvalidInput), (Noisy(), None)])
+def test_what_a_function_does_now_and_then_is_seen_before_anything_is_spent(collate, refusal):
+    rows = rows_of(collate)
+    with pytest.raises(refusal, match="collate_fn") if refusal else contextlib.nullcontext():
+        rows.check_apart()

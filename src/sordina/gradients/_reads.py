@@ -209,6 +209,10 @@ class _Functions(TorchFunctionMode):
         before, reads.function = reads.function, name
         try:
             return func(*args, **(kwargs or {}))
+        except Exception:  # who catches it learns something of all samples: that a matrix is singular, for one
+            if reads.holds(tensors_in(args)):
+                reads.note(name)
+            raise
         finally:
             reads.function = before
 

@@ -259,7 +259,8 @@ class Engine:
                 return alone.terms()
             gradients = alone.unit(0)
             company = self._together(losses, calls[0], taps, 1, rows_per_unit)
-            return {name: as_in_company(gradient, company.get(name)) for name, gradient in gradients.items()}
+            kinds = {name: parameter.dtype for name, parameter in self._parameters.items()}
+            return {name: as_in_company(each, company.get(name), kinds[name]) for name, each in gradients.items()}
         if fits:
             return self._together(losses, calls[0], taps, units, rows_per_unit)
         return self._one_by_one(losses, calls, rows_per_unit)

@@ -22,7 +22,7 @@ from sordina.gradients._rehearsal import Dims, gone_back, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.layout import widen
 from sordina.gradients.norms import NormEstimate, Weights, measure, squared_lengths
-from sordina.gradients.terms import Dense, Pair, Term
+from sordina.gradients.terms import Dense, Term
 
 KEPT_BYTES = 1 << 28
 """Per-sample gradients of up to this size are written down; larger ones are computed again when asked for."""
@@ -235,24 +235,24 @@ class Alone:
         return Alone(self.backwards, self.name, units if self.which is None else self.which[units])
 
 
-def as_in_company(gradient: Tensor, term: Term | None) -> Term:
+def as_in_company(gradient: Tensor, term: Term | None, kind: torch.dtype) -> Term:
     """The term of a unit that is alone in its batch, from autograd's ``gradient`` and the ``term`` that rules give.
 
-    In company the norms of some terms are up to `sordina.queries.SLACK` above the truth. If they were exact where a
-    unit is alone, it would add another vector than in company, and who is there would show in it. But where samples are
-    told by the size of a batch, a batch of one may mislead rules: then what they sum up to is not the gradient, by
-    more than rounding can explain, and the gradient as it is takes their place.
+    In company the norms of some terms are up to `sordina.queries.SLACK` above the truth, and gradients of parameters of
+    a short ``kind`` are not rounded to it. If a unit had something else where it is alone, it would add another vector
+    than in company, and who is there would show in it. But where samples are told by the size of a batch, a batch of
+    one may mislead rules: then what they sum up to is not the gradient, by more than rounding can explain, and the
+    gradient as it is takes their place.
     """
     exact = Dense(gradient[None])
-    if term is None or isinstance(term, Dense | Pair):
+    if term is None:
         return exact
     _, majorant, _, sum_error = term.estimate()
-    if majorant is None:
-        return exact
+    cancelled = 0.0 if majorant is None else float((2 * sum_error * majorant).sum())
     total = gradient.new_empty(1, len(gradient), dtype=term.kind)
     term.contract(Weights(total.new_ones(1, 1)), total)
     gap, size = _length(total[0] - gradient), _length(gradient)
-    return term if gap <= float((2 * sum_error * majorant).sum()) + 1e-5 * size else exact
+    return term if gap <= cancelled + max(1e-5, 4 * torch.finfo(kind).eps) * size else exact
 
 
 def folded(pieces: Sequence[BackwardPiece], rows_per_unit: int) -> list[BackwardPiece]:

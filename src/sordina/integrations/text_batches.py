@@ -105,6 +105,7 @@ class TextLimits:
         other = getattr(config, "problem_type", None) not in (None, "single_label_classification")
         labels = None if classes and (other or config.num_labels == 1) else config.num_labels if classes else words
         length = getattr(config, "max_position_embeddings", None)
+        length = length if length is None or length > 0 else None  # XLNet's is -1: there is no limit
         if length and "roberta" in str(getattr(config, "model_type", "")):
             length -= int(config.pad_token_id or 0) + 1
         return cls(words, labels, length, labels is None or "SequenceClassification" in type(base).__name__)

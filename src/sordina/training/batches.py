@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from sordina.gradients.one_by_one import close
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.sampling import PADDING, Indices, Users
-from sordina.training.dataset_trials import check_items
+from sordina.training.dataset_trials import check_collate, check_items
 
 log = logging.getLogger(__name__)
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -100,6 +100,13 @@ class Rows:
         """
         if not isinstance(self.source, tuple):
             check_items(self.source, self.size, None if users is None else np.asarray(users.owners).tolist())
+        if self.by_size:
+
+            @wraps(self.collate)
+            def collate(items: list[Any]) -> Any:
+                return self.collate([_copy(item) for item in items])
+
+            check_collate(collate, self.source, self.size, lambda batch: repr(_sizes(batch, 1)))
 
     @property
     def own(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether an item of a map-style data set depends on its own record alone, as far as that can be tried.
+"""Whether an item of a map-style data set, and its row in a batch, depend on its own record alone, as far as is tried.
 
 An item that is mixed with others in ``__getitem__`` (mixup, mosaics), or standardised by a running average of what was
 read, makes a record part of other items: clipping bounds items, so it would bound no record.
@@ -12,7 +12,8 @@ nor what begins later, so the guarantee of such a run says whose word it is (`so
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
-from sordina.gradients._chance import Generators
+from sordina.gradients._chance import CASES, Generators
 from sordina.gradients._kept_state import _installed, _looked_into, same
 from sordina.gradients.removal import CHANCE
 from sordina.gradients.structure import Mixing
@@ -31,6 +32,8 @@ _AGAIN, _SPLITS, _ITEMS = 8, 3, 64
 """How many items are read again; how often records are split into halves, and how many items are then looked at."""
 _LARGEST, _FEW, _DEEP = 1 << 27, 64, 6
 """Records of more bytes are not copied; so many things are looked at in a list, and so deep."""
+_BATCHES, _TRIED = 24, 12
+"""How many batches of a function of the user's are tried, and of how many items each."""
 _TIMES = 4
 """A table of up to so many times as many rows as there are items may hold records."""
 
@@ -52,6 +55,56 @@ def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> No
         for _ in range(_AGAIN):
             index, *others = CHANCE.sample(range(size), 4)
             _check_again(data, index, others, held)
+
+
+def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, form: Callable[[Any], str]) -> None:
+    """Refuse a function that mixes items now and then, by the toss of a coin, or that remembers them.
+
+    All random numbers are held, those of first tosses low or high. An item is put together with some others, then with
+    other ones: its row must be in both batches.
+
+    Args:
+        collate: From copies of items to a batch.
+        data: A map-style data set.
+        size: How many items it has.
+        form: From the batch of one item to a name of its sizes: items of one form are batched together.
+    """
+    with _ChanceHeld(collate) as held:
+        for number in range(_BATCHES):
+            seed, case = CHANCE.getrandbits(32), number % len(CASES)
+            alike: dict[str, list[Any]] = {}
+            for index in CHANCE.sample(range(size), min(size, _TRIED)):
+                with suppress(Exception):
+                    item = data[index]
+                    alike.setdefault(form(collate([item])), []).append(item)
+            first, *others = max(alike.values(), key=len, default=[None])
+            if len(others) < 2:
+                return
+            half = len(others) // 2
+            batches = [[first, *others[:half]], [first, *others[half : 2 * half]]]
+            found = [held.batch(collate, batch, seed, case) for batch in (*batches, batches[0])]
+            if any(each is None for each in found):
+                continue
+            one, two, again = (each or [] for each in found)
+            if not _same(one, again):
+                raise InvalidInput(
+                    "collate_fn makes another batch of the same items with the same random numbers: it depends on what "
+                    "it was given before (a running average, a memory of items), or on random numbers of a generator "
+                    "that nobody can find. Let a batch depend on its items alone, and on random, numpy.random or torch."
+                )
+            rows = [_rows(tensors, half + 1) for tensors in (one, two)]
+            if rows[0] and not any(_same(a, b) for a in rows[0] for b in rows[1]):
+                raise Mixing(
+                    "samples mix: collate_fn makes another row of an item when other items are with it (mixup, a "
+                    "scale over the batch), if only now and then, so no per-sample bound exists. Let it treat every "
+                    "item by itself."
+                )
+
+
+def _rows(values: Sequence[Any], count: int) -> list[list[Tensor]]:
+    """What the tensors of a batch hold of each item."""
+    tensors = [each for each in values if isinstance(each, Tensor) and each.dim() and len(each) == count]
+    return [[each[row] for each in tensors] for row in range(count)] if tensors else []
 
 
 def _check_again(data: Any, index: int, others: Sequence[int], held: _ChanceHeld) -> None:
@@ -112,6 +165,14 @@ class _ChanceHeld:
     def __exit__(self, *_: object) -> None:
         for put_back in self._kept:
             put_back()
+
+    def batch(self, collate: Callable[[list[Any]], Any], items: list[Any], seed: int, case: int) -> list[Any] | None:
+        """What a batch holds; None if there is none."""
+        self._generators.seed(seed, case)
+        try:
+            return list(_values(collate(items), _DEEP))
+        except Exception:
+            return None
 
     def read(self, data: Any, index: int, seed: int) -> list[Any] | None:
         """What an item holds; None if it cannot be read."""

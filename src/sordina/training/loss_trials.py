@@ -33,8 +33,13 @@ _PIECE = 1 << 22
 """Numbers at once."""
 _ONE_BY_ONE = 8
 """So many tensors are changed one by one, and all others together."""
-_LOUD = (lambda row: 1 - row / 2, lambda row: row * 1e3 + 1e2, lambda row: torch.full_like(row, math.nan))
-"""What a row of numbers is changed to: another one, one that moves every statistic, one that is no number."""
+_LOUD: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda row: 1 - row / 2,
+    lambda row: row * 1e3 + 1e2,
+    lambda row: torch.full_like(row, math.nan),
+    torch.zeros_like,
+)
+"""What a row of numbers is changed to: another one, one that moves every statistic, one that is no number, nothing."""
 _EXTREME: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda row: torch.full_like(row, math.nan),
     lambda row: torch.full_like(row, math.inf),
