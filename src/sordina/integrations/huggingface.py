@@ -30,7 +30,7 @@ from sordina import private_files
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
-from sordina.errors import InvalidInput, SordinaError, Unsupported
+from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.checks import to_training_mode
 from sordina.gradients.removal import LossWatch
 from sordina.gradients.structure import Mixing
@@ -48,7 +48,7 @@ from sordina.integrations.refusals import (
     refuse_watching,
 )
 from sordina.integrations.text_batches import TextItems, TextLimits, WatchedCollator
-from sordina.integrations.text_losses import base_of, loss_for, losses_of_batch
+from sordina.integrations.text_losses import base_of, first_losses, loss_for, losses_of_batch
 from sordina.privacy import Budget, Guarantee
 from sordina.run_folder import INNER, FolderState, state_of
 from sordina.sampling import Users
@@ -271,7 +271,7 @@ class PrivateTrainer(transformers.Trainer):
         optimizer = self.create_optimizer()
         self._collator = collator
         self._each = self.loss or loss_for(model, self.public_length, args.label_smoothing_factor)
-        check_reached(model, optimizer, lambda: self._made_up_losses(batch))
+        check_reached(model, optimizer, lambda: first_losses(model, batch, self._each))
         check_saved(model)
         self._widths = WidthCheck(model, self._losses, self.data_collator, device, limits.length)
         if math.isfinite(self.budget.epsilon):
@@ -296,20 +296,6 @@ class PrivateTrainer(transformers.Trainer):
             private.close()
             raise
         return private
-
-    def _made_up_losses(self, batch: dict[str, Any]) -> Tensor:
-        """Of made-up rows, so an error may be quoted."""
-        try:
-            return self._losses(batch)
-        except SordinaError:
-            raise
-        except Exception as error:
-            if self.loss is None:
-                raise
-            raise InvalidInput(
-                f"loss= cannot be computed: {' '.join(str(error).split())}. It is called with the model's results and "
-                "the batch, and gives one loss per row."
-            ) from error
 
     def _items(self) -> TextItems:
         if self.train_dataset is None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordina.errors import InvalidInput, Unsupported
+from sordina.errors import InvalidInput, SordinaError, Unsupported
 
 IGNORED = -100
 """The label that `transformers` gives to padding and to tokens that are not predicted."""
@@ -125,6 +125,27 @@ def losses_of_batch(model: nn.Module, batch: dict[str, Any], loss: Any) -> Tenso
             "DataCollatorForLanguageModeling."
         )
     return loss(outputs, labels)
+
+
+def first_losses(model: nn.Module, batch: dict[str, Any], loss: Any) -> Tensor:
+    """As `losses_of_batch`, of made-up texts: an error of the user's ``loss`` may be quoted, and is.
+
+    Args:
+        model: What is trained.
+        batch: Made up.
+        loss: A `TextLoss`, or the user's function of the output and the batch.
+    """
+    try:
+        return losses_of_batch(model, batch, loss)
+    except SordinaError:
+        raise
+    except Exception as error:
+        if isinstance(loss, TextLoss):
+            raise
+        raise InvalidInput(
+            f"loss= cannot be computed: {' '.join(str(error).split())}. It is called with the model's output and the "
+            "batch, and gives one loss per text."
+        ) from error
 
 
 def to_device(batch: Any, device: torch.device) -> dict[str, Any]:
