@@ -34,8 +34,6 @@ _LARGEST, _FEW, _DEEP = 1 << 27, 64, 6
 """Records of more bytes are not copied; so many things are looked at in a list, and so deep."""
 _BATCHES, _TRIED = 24, 12
 """How many batches of a function of the user's are tried, and of how many items each."""
-_TIMES = 4
-"""A table of up to so many times as many rows as there are items may hold records."""
 
 
 def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> None:
@@ -49,9 +47,10 @@ def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> No
     if size < 4:
         return
     with _ChanceHeld(data) as held:
-        for path, records in list(_records(data)):  # before others fill what it keeps
-            for _ in range(_SPLITS):
-                _check_apart(data, path, records, size, held, owners)
+        for path, records, exact in list(_records(data)):  # before others fill what it keeps
+            if exact or _has_own_rows(data, path, records, size, held):
+                for _ in range(_SPLITS):
+                    _check_apart(data, path, records, size, held, owners)
         for _ in range(_AGAIN):
             index, *others = CHANCE.sample(range(size), 4)
             _check_again(data, index, others, held)
@@ -60,8 +59,8 @@ def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> No
 def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, form: Callable[[Any], str]) -> None:
     """Refuse a function that mixes items now and then, by the toss of a coin, or that remembers them.
 
-    All random numbers are held, those of first tosses low or high. An item is put together with some others, then with
-    other ones: its row must be in both batches.
+    All random numbers are held, those of first tosses low or high. An item is put together with others, then with
+    itself as often: wherever it lies in the first batch, there its row must be the same in the second.
 
     Args:
         collate: From copies of items to a batch.
@@ -77,23 +76,21 @@ def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, for
                 with suppress(Exception):
                     item = data[index]
                     alike.setdefault(form(collate([item])), []).append(item)
-            first, *others = max(alike.values(), key=len, default=[None])
-            if len(others) < 2:
+            given = max(alike.values(), key=len, default=[])
+            if len(given) < 3:
                 return
-            half = len(others) // 2
-            batches = [[first, *others[:half]], [first, *others[half : 2 * half]]]
-            found = [held.batch(collate, batch, seed, case) for batch in (*batches, batches[0])]
-            if any(each is None for each in found):
+            one, again = (held.batch(collate, given, seed, case) for _ in range(2))
+            same_items = held.batch(collate, given[:1] * len(given), seed, case)
+            if one is None or again is None or same_items is None:
                 continue
-            one, two, again = (each or [] for each in found)
             if not _same(one, again):
                 raise InvalidInput(
                     "collate_fn makes another batch of the same items with the same random numbers: it depends on what "
                     "it was given before (a running average, a memory of items), or on random numbers of a generator "
                     "that nobody can find. Let a batch depend on its items alone, and on random, numpy.random or torch."
                 )
-            rows = [_rows(tensors, half + 1) for tensors in (one, two)]
-            if rows[0] and not any(_same(a, b) for a in rows[0] for b in rows[1]):
+            rows = [_rows(tensors, len(given)) for tensors in (one, same_items)]
+            if rows[0] and not any(map(_same, *rows)):
                 raise Mixing(
                     "samples mix: collate_fn makes another row of an item when other items are with it (mixup, a "
                     "scale over the batch), if only now and then, so no per-sample bound exists. Let it treat every "
@@ -102,8 +99,12 @@ def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, for
 
 
 def _rows(values: Sequence[Any], count: int) -> list[list[Tensor]]:
-    """What the tensors of a batch hold of each item."""
-    tensors = [each for each in values if isinstance(each, Tensor) and each.dim() and len(each) == count]
+    """What the tensors of a batch hold of each item, where their shape tells."""
+    tensors = [
+        each.movedim(each.shape.index(count), 0)
+        for each in values
+        if isinstance(each, Tensor) and list(each.shape).count(count) == 1
+    ]
     return [[each[row] for each in tensors] for row in range(count)] if tensors else []
 
 
@@ -187,24 +188,55 @@ Path = tuple[Any, ...]
 """The names of attributes, keys and places that lead from a data set to something inside of it."""
 
 
-def _records(holder: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _records(holder: Any, path: Path = ()) -> Iterator[tuple[Path, Any, bool]]:
     """What has a row for every item of a data set, or of one inside of it, and where it lies.
 
-    Or up to `_TIMES` as many: a table of which items are a part, windows, pairs. What has more is rather a table that
-    all items look things up in.
+    Also what has more rows: whether these are records (or words that all items look up) is another question, and said.
     """
     size = _length(holder)
     for name, value in getattr(holder, "__dict__", {}).items():
         yield from _inside(value, (*path, name), size)
 
 
-def _inside(value: Any, path: Path, size: int) -> Iterator[tuple[Path, Any]]:
+def _has_own_rows(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld) -> bool:
+    """Whether every item depends on a row of its own, by its number or by one that the data set has for it."""
+    maps = [range(size), *(each for each in vars(data).values() if _length(each) == size and _whole(each))]
+    for rows in maps:
+        seen = [_notices(data, path, records, index, int(rows[index]), held) for index in CHANCE.sample(range(size), 4)]
+        if all(seen):
+            return True
+    return False
+
+
+def _whole(value: Any) -> bool:
+    """Whether all of a list or an array are whole numbers."""
+    if isinstance(value, Tensor):
+        return value.dim() == 1 and not value.is_floating_point()
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind == "i"
+    return isinstance(value, (list, tuple)) and all(isinstance(each, (int, np.integer)) for each in value)
+
+
+def _notices(data: Any, path: Path, records: Any, index: int, row: int, held: _ChanceHeld) -> bool:
+    """Whether an item changes if ``row`` of the records is another one."""
+    if not 0 <= row < len(records):
+        return False
+    try:
+        order = np.arange(len(records))
+        order[row] = CHANCE.choice([other for other in range(min(len(records), row + 64)) if other != row])
+        first, other = (held.read(each, index, 0) for each in (data, _with(data, path, _arranged(records, order))))
+    except Exception:
+        return False
+    return first is not None and other is not None and not _same(first, other)
+
+
+def _inside(value: Any, path: Path, size: int) -> Iterator[tuple[Path, Any, bool]]:
     if len(path) > _DEEP:
         return
     if isinstance(value, Dataset):
         yield from _records(value, path)
-    elif 4 <= size <= _length(value) <= _TIMES * size and _is_records(value):
-        yield path, value
+    elif 4 <= size <= _length(value) and _is_records(value):
+        yield path, value, _length(value) == size
     elif isinstance(value, Mapping) and len(value) <= _FEW:
         for name, each in value.items():
             yield from _inside(each, (*path, name), size)
@@ -237,6 +269,10 @@ def _made_alike(records: Any, rows: Sequence[int]) -> Any:
     """A copy in which all of ``rows`` hold one of them: no order, count or extreme of theirs stays."""
     order = np.arange(len(records))
     order[list(rows)] = CHANCE.choice(rows)
+    return _arranged(records, order)
+
+
+def _arranged(records: Any, order: np.ndarray[Any, Any]) -> Any:
     if isinstance(records, (Tensor, np.ndarray)):
         return records[torch.from_numpy(order)] if isinstance(records, Tensor) else records[order]
     if isinstance(records, (list, tuple)):
