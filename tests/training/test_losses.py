@@ -63,3 +63,14 @@ def test_what_begins_by_its_first_batch_does_not_begin_by_blank_rows():
     model = FirstBatch("attribute")
     check_takes(model, nn.CrossEntropyLoss(), as_rows(data))
     assert model.first is None
+
+
+def test_checks_that_raise_do_not_make_a_loss_slow(caplog):
+    """`torch.any(var < 0)` in torch's own code: that nobody's variance is negative decides nothing else."""
+
+    def loss(outputs, targets):
+        return F.gaussian_nll_loss(outputs[:, 0], targets, outputs[:, 1].exp(), reduction="none")
+
+    data = (torch.randn(60, 4), torch.randn(60))
+    sd.Trainer(nn.Linear(4, 2), loss, sd.Budget(3, 1e-5), batch_size=20, steps=2).fit(data)
+    assert "one sample at a time" not in caplog.text

@@ -189,7 +189,14 @@ def test_a_function_that_looks_across_the_batch_is_refused(collate):
         rows.readable(MicroBatch(np.arange(24), None, 1, last=True))
 
 
-@pytest.mark.parametrize(("collate", "batches"), [(cut_mixed, 24), (noisy, 1), (padded, 1), (by_time, 1)])
+def by_label(items):
+    """Sorted, as for packed sequences."""
+    return padded([items[n] for n in np.argsort([int(y) for _, y in items], kind="stable")[::-1]])
+
+
+@pytest.mark.parametrize(
+    ("collate", "batches"), [(cut_mixed, 24), (noisy, 1), (padded, 1), (by_time, 1), (by_label, 1)]
+)
 def test_where_chance_hides_mixing_units_run_apart(collate, batches):
     found = rows_of(collate).readable(MicroBatch(np.arange(24), None, 1, last=True))
     assert len(found) == batches
@@ -225,7 +232,27 @@ class Noisy:
         return x + torch.randn(x.shape, generator=self.own), y
 
 
-@pytest.mark.parametrize(("collate", "refusal"), [(coin, Mixing), (Remembering(), InvalidInput), (Noisy(), None)])
+def sorted_noisy(items):
+    x, y = padded(sorted(items, key=lambda item: float(item[0].sum())))
+    return x + torch.randn_like(x), y
+
+
+def dropping(items):
+    """Leaves out places at random, then pads."""
+    return padded([(x[torch.rand(len(x)) < 0.7], y) for x, y in items])
+
+
+def fresh(items):
+    x, y = padded(items)
+    return x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)).float(), y
+
+
+SOUND = [Noisy(), sorted_noisy, by_time, dropping, fresh]
+
+
+@pytest.mark.parametrize(
+    ("collate", "refusal"), [(coin, Mixing), (Remembering(), InvalidInput), *((each, None) for each in SOUND)]
+)
 def test_what_a_function_does_now_and_then_is_seen_before_anything_is_spent(collate, refusal):
     rows = rows_of(collate)
     with pytest.raises(refusal, match="collate_fn") if refusal else contextlib.nullcontext():

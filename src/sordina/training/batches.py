@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -101,12 +101,7 @@ class Rows:
         if not isinstance(self.source, tuple):
             check_items(self.source, self.size, None if users is None else np.asarray(users.owners).tolist())
         if self.by_size:
-
-            @wraps(self.collate)
-            def collate(items: list[Any]) -> Any:
-                return self.collate([_copy(item) for item in items])
-
-            check_collate(collate, self.source, self.size, lambda batch: repr(_sizes(batch, 1)))
+            check_collate(self.collate, self.source, self.size, lambda batch: repr(_sizes(batch, 1)))
 
     @property
     def own(self) -> str | None:
@@ -241,7 +236,7 @@ class Rows:
                 )
             except Exception:
                 return False
-            if _begins_with(company, own):
+            if any(_holds(company, own, place) for place in range(len(given) // rows)):
                 continue
             if all(map(_equal, own, another)) and all(map(_equal, company, self._seeded([*unit, *others], seed + 1))):
                 raise Mixing(
@@ -305,14 +300,19 @@ def _equal(one: Tensor, two: Tensor) -> bool:
     return close(one, two, None)
 
 
-def _begins_with(company: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Whether what a unit has alone is what it has in company, first in every dimension that grows with a batch."""
+def _holds(company: Sequence[Tensor], own: Sequence[Tensor], place: int) -> bool:
+    """Whether what a unit has alone lies at a place in company, in every dimension that grows with a batch.
+
+    There are functions that sort: where it lies does not matter.
+    """
     if len(company) != len(own):
         return False
     for one, two in zip(company, own, strict=True):
         if one.dim() != two.dim() or any(map(int.__lt__, one.shape, two.shape)):
             return False
-        if not _equal(one[tuple(slice(size) for size in two.shape)], two):
+        starts = [place * size if size < whole else 0 for size, whole in zip(two.shape, one.shape, strict=True)]
+        part = one[tuple(slice(start, start + size) for start, size in zip(starts, two.shape, strict=True))]
+        if part.shape != two.shape or not _equal(part, two):
             return False
     return True
 

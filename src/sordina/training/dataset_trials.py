@@ -48,22 +48,30 @@ def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> No
         return
     with _ChanceHeld(data) as held:
         for path, records, exact in list(_records(data)):  # before others fill what it keeps
-            if exact or _has_own_rows(data, path, records, size, held):
-                for _ in range(_SPLITS):
-                    _check_apart(data, path, records, size, held, owners)
+            rows = range(len(records)) if exact else _own_rows(data, path, records, size, held)
+            for _ in range(_SPLITS if rows else 0):
+                _check_apart(data, path, records, rows, size, held, owners)
         for _ in range(_AGAIN):
             index, *others = CHANCE.sample(range(size), 4)
             _check_again(data, index, others, held)
 
 
-def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, form: Callable[[Any], str]) -> None:
+Collate = Callable[[list[Any]], Any]
+
+
+def _together(collate: Collate, items: list[Any]) -> Any:
+    """A batch of copies: there are functions that change the items they are given."""
+    return collate([copy.copy(item) if isinstance(item, (Mapping, list)) else item for item in items])
+
+
+def check_collate(collate: Collate, data: Any, size: int, form: Callable[[Any], str]) -> None:
     """Refuse a function that mixes items now and then, by the toss of a coin, or that remembers them.
 
     All random numbers are held, those of first tosses low or high. An item is put together with others, then with
     itself as often: wherever it lies in the first batch, there its row must be the same in the second.
 
     Args:
-        collate: From copies of items to a batch.
+        collate: From items to a batch.
         data: A map-style data set.
         size: How many items it has.
         form: From the batch of one item to a name of its sizes: items of one form are batched together.
@@ -75,20 +83,21 @@ def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, for
             for index in CHANCE.sample(range(size), min(size, _TRIED)):
                 with suppress(Exception):
                     item = data[index]
-                    alike.setdefault(form(collate([item])), []).append(item)
+                    alike.setdefault(form(_together(collate, [item])), []).append(item)
             given = max(alike.values(), key=len, default=[])
             if len(given) < 3:
                 return
             one, again = (held.batch(collate, given, seed, case) for _ in range(2))
             same_items = held.batch(collate, given[:1] * len(given), seed, case)
-            if one is None or again is None or same_items is None:
+            if not one or not again or not same_items:
                 continue
-            if not _same(one, again):
+            if not _same(one, again) and _remembers(collate, given, seed, case, held):
                 raise InvalidInput(
                     "collate_fn makes another batch of the same items with the same random numbers: it depends on what "
-                    "it was given before (a running average, a memory of items), or on random numbers of a generator "
-                    "that nobody can find. Let a batch depend on its items alone, and on random, numpy.random or torch."
+                    "it was given before (a running average, a memory of items). Let a batch depend on its items alone."
                 )
+            if not _same(one, again) or [each.shape for each in one] != [each.shape for each in same_items]:
+                continue  # random numbers that nobody can hold; random lengths, of which only equal ones run together
             rows = [_rows(tensors, len(given)) for tensors in (one, same_items)]
             if rows[0] and not any(map(_same, *rows)):
                 raise Mixing(
@@ -98,13 +107,22 @@ def check_collate(collate: Callable[[list[Any]], Any], data: Any, size: int, for
                 )
 
 
-def _rows(values: Sequence[Any], count: int) -> list[list[Tensor]]:
+def _remembers(collate: Collate, items: list[Any], seed: int, case: int, held: _ChanceHeld) -> bool:
+    """Whether copies of a function, in the state it is in, agree: then what it gives follows from what it was given."""
+    try:
+        copies = [copy.deepcopy(collate) for _ in range(2)]
+    except Exception:
+        return False
+    if any(each is collate for each in copies):
+        return False
+    one, two = (held.batch(each, items, seed, case) for each in copies)
+    return bool(one and two and _same(one, two))
+
+
+def _rows(values: Sequence[Tensor], count: int) -> list[list[Tensor]]:
     """What the tensors of a batch hold of each item, where their shape tells."""
-    tensors = [
-        each.movedim(each.shape.index(count), 0)
-        for each in values
-        if isinstance(each, Tensor) and list(each.shape).count(count) == 1
-    ]
+    told = [each for each in values if list(each.shape).count(count) == 1]
+    tensors = [each.movedim(each.shape.index(count), 0) for each in told]
     return [[each[row] for each in tensors] for row in range(count)] if tensors else []
 
 
@@ -122,16 +140,17 @@ def _check_again(data: Any, index: int, others: Sequence[int], held: _ChanceHeld
 
 
 def _check_apart(
-    data: Any, path: Path, records: Any, size: int, held: _ChanceHeld, owners: Sequence[Any] | None
+    data: Any, path: Path, records: Any, rows: Sequence[int], size: int, held: _ChanceHeld, owners: Sequence[Any] | None
 ) -> None:
     """One half of the records, or of the people, then the other, are all made one of them; who notices both?"""
-    whose = list(range(len(records))) if owners is None else list(owners)
-    if len(whose) != len(records) or len(people := sorted(set(whose), key=repr)) < 4:
+    whose = list(range(len(rows))) if owners is None else list(owners)
+    if len(whose) != len(rows) or len(people := sorted(set(whose), key=repr)) < 4:
         return
     chosen = set(CHANCE.sample(people, len(people) // 2))
-    halves = [[row for row, owner in enumerate(whose) if (owner in chosen) is side] for side in (True, False)]
+    own = list(zip(rows, whose, strict=True))
+    halves = [[row for row, owner in own if (owner in chosen) is side] for side in (True, False)]
     try:
-        twins = [_with(data, path, _made_alike(records, rows)) for rows in halves]
+        twins = [_with(data, path, _made_alike(records, half)) for half in halves]
     except Exception:
         return  # it cannot be copied
     for _ in range(_ITEMS):
@@ -167,11 +186,11 @@ class _ChanceHeld:
         for put_back in self._kept:
             put_back()
 
-    def batch(self, collate: Callable[[list[Any]], Any], items: list[Any], seed: int, case: int) -> list[Any] | None:
-        """What a batch holds; None if there is none."""
+    def batch(self, collate: Collate, items: list[Any], seed: int, case: int) -> list[Tensor] | None:
+        """The tensors of a batch; None if there is none."""
         self._generators.seed(seed, case)
         try:
-            return list(_values(collate(items), _DEEP))
+            return [each for each in _values(_together(collate, items), _DEEP) if isinstance(each, Tensor)]
         except Exception:
             return None
 
@@ -198,14 +217,17 @@ def _records(holder: Any, path: Path = ()) -> Iterator[tuple[Path, Any, bool]]:
         yield from _inside(value, (*path, name), size)
 
 
-def _has_own_rows(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld) -> bool:
-    """Whether every item depends on a row of its own, by its number or by one that the data set has for it."""
+def _own_rows(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld) -> Sequence[int]:
+    """The row on which every item depends, by its number or by one that the data set has for it; empty if none.
+
+    Rows that follow it (of the same person, say) are no other item's.
+    """
     maps = [range(size), *(each for each in vars(data).values() if _length(each) == size and _whole(each))]
     for rows in maps:
         seen = [_notices(data, path, records, index, int(rows[index]), held) for index in CHANCE.sample(range(size), 4)]
         if all(seen):
-            return True
-    return False
+            return [int(row) for row in rows]
+    return []
 
 
 def _whole(value: Any) -> bool:
