@@ -91,6 +91,8 @@ class Part(Dataset):
 
     def __init__(self, kind):
         self.kind, self.numbers = kind, list(range(0, 180, 3))
+        if kind == "keys":
+            self.numbers = [number // 30 for number in self.numbers]
         self.store = Store() if kind == "object" else SimpleNamespace()
         self.store.x = torch.randn(200, 5)
 
@@ -107,6 +109,8 @@ class Part(Dataset):
             return x[3 * index : 3 * index + 3].sum(0), 0
         if self.kind == "words":  # public vectors of words, which everybody uses
             return x[[(7 * index) % 190, (31 * index) % 200, 5]].sum(0), 0
+        if self.kind == "keys":  # a public table, in which several people have the same row
+            return x[self.numbers[index]], 0
         return x[row] + x[random.choice(self.numbers)], 0
 
 
@@ -117,7 +121,7 @@ def test_items_of_part_of_a_table_are_tried_too(kind):
         check_items(data, len(data))
 
 
-@pytest.mark.parametrize("kind", ["own", "visits", "words"])
+@pytest.mark.parametrize("kind", ["own", "visits", "words", "keys"])
 def test_rows_that_are_nobodys_or_of_one_item_pass(kind):
     data = Part(kind)
     for _ in range(5):

@@ -202,7 +202,7 @@ def _made_up(name: str, value: Any, given: int, length: int, limits: TextLimits,
     """One field: random tokens and labels, ones in masks, zeros elsewhere."""
     content = np.asarray(value)
     if content.dtype.kind not in "iufb":
-        return value if content.dtype.kind not in "US" else ""
+        return value if content.dtype.kind not in "US" else "a"  # an empty text may have no token
     if content.ndim and len(content) == given:
         size = length
     else:

@@ -99,7 +99,8 @@ class Rows:
             users: Whose each item is, where a person may have several.
         """
         if not isinstance(self.source, tuple):
-            check_items(self.source, self.size, None if users is None else np.asarray(users.owners).tolist())
+            owners = getattr(users, "owners", None)  # what is no `Users` is refused later, with the reason
+            check_items(self.source, self.size, None if owners is None else np.asarray(owners).tolist())
         if self.by_size:
             check_collate(self.collate, self.source, self.size, lambda batch: repr(_sizes(batch, 1)))
 

@@ -225,8 +225,9 @@ def _own_rows(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld)
     maps = [range(size), *(each for each in vars(data).values() if _length(each) == size and _whole(each))]
     for rows in maps:
         seen = [_notices(data, path, records, index, int(rows[index]), held) for index in CHANCE.sample(range(size), 4)]
-        if all(seen):
-            return [int(row) for row in rows]
+        own = [int(row) for row in rows]
+        if all(seen) and len(set(own)) == size:  # else it is a table in which things are looked up
+            return own
     return []
 
 
