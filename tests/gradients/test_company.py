@@ -141,3 +141,18 @@ def test_parameters_in_sixteen_bits_are_not_rounded_for_who_is_alone():
     norm, alone = answers(model, x[:1], y[:1], 1e-3)
     assert torch.equal(norms[:1], norm)
     assert torch.equal(added, alone)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Conv2d(8, 8, 3, padding=1), lambda: nn.Conv2d(8, 8, 1), lambda: nn.Linear(3, 8)]
+)
+def test_a_tiny_factor_of_a_huge_one_keeps_its_digits(make):
+    """1e38 times 1e-15 is an ordinary number; 1e-15 times its weight of 1e-24 is not (1.001 C)."""
+    model = make()
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = 1e37 * torch.randn(2, 8, 3, 3, generator=generator).clamp(-3, 3)
+        y = 1e-15 * torch.randn(model(x).shape, generator=generator)
+        for threshold in (1.0, 1e-4):
+            _, added = answers(model, x, y, threshold)
+            assert float(added.double().norm()) <= threshold * (1 + 1e-5)

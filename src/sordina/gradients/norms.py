@@ -200,6 +200,12 @@ def squared_lengths(vectors: Tensor) -> Tensor:
     return norms.square_()
 
 
+def factors(vectors: Tensor) -> Tensor:
+    """``|v_i|`` of factors of products; infinite from `TOO_LARGE` on: the other, times a weight, may lose digits."""
+    sizes = squared_lengths(vectors).sqrt_()
+    return sizes.where(sizes < TOO_LARGE, torch.inf)
+
+
 def mend(norms: Tensor, vectors: Tensor) -> None:
     """Take the norms outside of `RANGE` again, in double precision."""
     odd = ~((norms > RANGE[0]) & (norms < RANGE[1]))

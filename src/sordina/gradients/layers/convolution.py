@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sordina.gradients.layers.linear import own
 from sordina.gradients.layout import Fold, widen
-from sordina.gradients.norms import NormEstimate, Weights, squared_lengths, unit_roundoff
+from sordina.gradients.norms import NormEstimate, Weights, factors, squared_lengths, unit_roundoff
 from sordina.gradients.terms import Dense, Outer, Term, chunks
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -62,7 +62,7 @@ class Correlation:
             return self._ghost()
         squares = torch.cat([squared_lengths(rows) for _, rows in self._pieces()])
         each = torch.linalg.vector_norm(self.signal, dim=1).double().flatten(1)
-        sizes = torch.linalg.vector_norm(each, dim=1) * squared_lengths(self.image.flatten(1)).sqrt_()
+        sizes = torch.linalg.vector_norm(each, dim=1) * factors(self.image.flatten(1))
         places = self.fold.by_row(each.count_nonzero(1)[:, None])[:, 0]
         majorant = self.fold.by_row(sizes[:, None])[:, 0] * self._visits**0.5
         return NormEstimate(squares, majorant, 0.0, 2 * (places + 2) * unit_roundoff(self.kind))
