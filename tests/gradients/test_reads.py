@@ -390,3 +390,22 @@ def test_an_error_that_a_forward_pass_catches_says_something_of_all_samples():
     with Reads([x], 4) as reads, contextlib.suppress(RuntimeError):
         torch.linalg.inv(model.matrix(x).view(-1, 3, 3))
     assert reads.unknown(frozenset())
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0])
+def test_counts_of_an_exact_number_are_refused(number):
+    """Random rows hold neither zero nor one, rows of tables do."""
+    model = Counting(number)
+    with Engine(model) as engine, pytest.raises(Mixing):
+        engine.record(model(torch.rand(8, 4)).square().sum(1))
+
+
+class Counting(nn.Module):
+    """Scales by how many records have a number in their first column."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.inner, self.number = nn.Linear(4, 2), number
+
+    def forward(self, x):
+        return self.inner(x) * (1 + (x[:, 0] == self.number).sum())

@@ -409,7 +409,10 @@ class StructureTrial:
     def check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, rough: float = 1.0) -> None:
         """Refuse a model whose results for others change when a sample of ``value`` is replaced."""
         sample = int(torch.randint(rows, (), generator=self.study.generator))  # one: it moves a mean up, then down
-        trials = [(change, case, 0) for change, case in zip((*LOUD, torch.zeros_like), (*CASES, 0), strict=True)]
+        trials = [
+            (change, case, 0)
+            for change, case in zip((*LOUD, torch.zeros_like, torch.ones_like), (*CASES, 0, 0), strict=True)
+        ]
         differs, as_many = False, True
         for change, case, seed in trials:
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
