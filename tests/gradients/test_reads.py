@@ -409,3 +409,21 @@ class Counting(nn.Module):
 
     def forward(self, x):
         return self.inner(x) * (1 + (x[:, 0] == self.number).sum())
+
+
+class FullRows(nn.Module):
+    """Scales by how many records say yes to everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.inner(x.float() * (1 + x.float().prod(1).sum()))
+
+
+def test_a_count_of_records_that_say_yes_to_everything_is_refused():
+    """A batch without such a record showed nothing, the next one mixed (2.07 C)."""
+    model = FullRows()
+    with Engine(model) as engine, pytest.raises(Mixing):
+        engine.record(model(torch.arange(8)[:, None] % 7 > torch.arange(8)).square().sum(1))

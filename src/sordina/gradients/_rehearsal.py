@@ -227,7 +227,7 @@ def replaced(
             return tensor
         twin = tensor.detach().clone()
         row = twin.select(dim, other).clone()
-        if row.is_floating_point():
+        if row.is_floating_point() or (row.dtype == torch.bool and change in (torch.zeros_like, torch.ones_like)):
             row = change(row)
         elif whole and is_whole(tensor):
             row = within(tensor, change(row.double()))
