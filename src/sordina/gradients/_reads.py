@@ -111,10 +111,10 @@ class Reads:
 
     def holds(self, tensors: Iterable[Tensor]) -> bool:
         """Whether any of the tensors was computed from samples."""
-        return any(_memory(tensor) in self._marks for tensor in tensors)
+        return any(memory_of(tensor) in self._marks for tensor in tensors)
 
     def _mark(self, tensor: Tensor) -> None:
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
         if memory and memory not in self._marks:
             self._marks[memory] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
@@ -139,7 +139,9 @@ class Reads:
         if torch.Tag.data_dependent_output in func.tags:
             return self._read(given[0], name, result)
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not _whole_indices(name, args)
-        if dynamic or not all(map(_memory, made)):  # what has no memory is sparse or nested: its size depends on values
+        if dynamic or not all(
+            map(memory_of, made)
+        ):  # what has no memory is sparse or nested: its size depends on values
             self.note(name)
         elif isinstance(result, Tensor) and not self._per_sample(result):
             self._understand(name, args, given, result)
@@ -148,7 +150,7 @@ class Reads:
         return result
 
     def _read(self, tensor: Tensor, name: str, value: Any) -> Any:
-        known = name == "_local_scalar_dense" and _memory(tensor) in self._truths  # it was noted when it came to be
+        known = name == "_local_scalar_dense" and memory_of(tensor) in self._truths  # it was noted when it came to be
         if self.function not in CHECKS and not known:
             self.note(self.function or name)
         return value
@@ -159,20 +161,20 @@ class Reads:
 
     def _understand(self, name: str, args: Sequence[Any], given: Sequence[Tensor], result: Tensor) -> None:
         """What a tensor without rows of samples is: a truth about all samples, or any; how many truths there are."""
-        first, memory = given[0], _memory(result)
+        first, memory = given[0], memory_of(result)
         held = [tensor for tensor in given if self.holds([tensor])]
         whole = len(args) == 1 and self.rows in first.shape
         if result.dtype != torch.bool:
             if name == "sum" and whole and first.dtype == torch.bool:
                 self._counts[memory] = first.numel()
             return
-        if all(_memory(tensor) in self._truths for tensor in held):  # made of such truths only
+        if all(memory_of(tensor) in self._truths for tensor in held):  # made of such truths only
             self._truths.add(memory)
             return
         calm: bool | None = None
         if name in ("all", "any") and whole:
             calm = name == "all"
-        elif len(args) == 2 and len(given) == 1 and (most := self._counts.get(_memory(first))) is not None:
+        elif len(args) == 2 and len(given) == 1 and (most := self._counts.get(memory_of(first))) is not None:
             calm = {
                 ("eq", most): True, ("eq", 0): True, ("ne", 0): False, ("gt", 0): False, ("ne", most): False,
                 ("lt", most): False,
@@ -217,7 +219,7 @@ class _Functions(TorchFunctionMode):
             reads.function = before
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """Where the values of a tensor lie: zero if nobody can tell."""
     try:
         return int(tensor.untyped_storage()._cdata)

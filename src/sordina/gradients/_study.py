@@ -36,6 +36,8 @@ from sordina.errors import Unsupported
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_trials
 from sordina.gradients._hooks import Recorder, Tap
+from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
+from sordina.gradients._owners import model_brings_together
 from sordina.gradients._reads import Company, Remembered, Site, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
@@ -43,7 +45,6 @@ from sordina.gradients._rehearsal import (
     LOUD,
     MAKERS,
     Dims,
-    KeptState,
     Limits,
     Maker,
     Snapshot,
@@ -56,9 +57,7 @@ from sordina.gradients._rehearsal import (
     fingerprint,
     flipped,
     gone_back,
-    kept_state,
     kept_words,
-    left_otherwise,
     limits_found,
     looked_at,
     made,
@@ -76,16 +75,7 @@ from sordina.gradients._rehearsal import (
 )
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
-from sordina.gradients.structure import (
-    Key,
-    Mixing,
-    Structure,
-    form_of,
-    forms_of,
-    grown,
-    places_of,
-    shapes_of,
-)
+from sordina.gradients.structure import Key, Mixing, Structure, form_of, forms_of, grown, places_of, shapes_of
 from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of
 
 DOUBLE_LIMIT = 20_000_000
@@ -305,6 +295,7 @@ class StructureTrial:
         reads, read = self._reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
         why = self.study.recorder.dynamic or differs or read
+        why = why or self._brought_together(structure, (self.rows, self.value), (many, larger))
         if not spoke:
             why = why or VANISHES
         return replace(structure, passed=passed, alone=why), spoke
@@ -328,6 +319,14 @@ class StructureTrial:
         short = any(tensor.dtype != torch.float64 for tensor in outputs if tensor.is_floating_point())
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
+
+    def _brought_together(self, structure: Structure, *batches: tuple[int, Any]) -> str:
+        """Where operations bring samples together, on whatever rows."""
+        seed, found = self.study.seed, ""
+        for rows, value in batches:
+            heard = partial(self._fresh, partial(self.study.heard, rows, self.dims, value))
+            found = found or model_brings_together(heard, value, structure, rows, seed)
+        return found
 
     def _reads(
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements

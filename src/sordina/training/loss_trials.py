@@ -20,9 +20,11 @@ from torch import Tensor
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import UNUSUAL, InOrder
 from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
+from sordina.gradients._owners import brought_together
 from sordina.gradients._reads import Company, Reads, Remembered, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.one_by_one import SamplePlacement
 from sordina.gradients.removal import CHANCE
 
 Pair = tuple[Any, Any]
@@ -229,6 +231,24 @@ class LossTrials:
                 return ""  # what it does not take is dealt with row by row
         return reads.unknown()
 
+    def brought_together(self) -> str:
+        """Where operations of the loss, or of its way back, bring samples together, on whatever rows."""
+        for source in self._sources(FEW):
+            pair = changed(source, lambda each: each.clone().requires_grad_() if each.is_floating_point() else each)
+            samples = list(zip(tensors_in([pair]), self.dims, strict=True))
+            asked = [(each, each.shape, dim) for each, dim in samples if dim is not None and each.requires_grad]
+
+            def forward(pair: Pair = pair, asked: Any = asked) -> tuple[Tensor, Any]:
+                return self._losses(pair, gradients=True), asked
+
+            with suppress(Exception):
+                self._run(source)
+                try:
+                    return brought_together(forward, samples, [SamplePlacement(0, True)], FEW)
+                finally:
+                    self.kept.restore()
+        return ""
+
     def can_be_split(self) -> bool:
         """Whether the loss takes the samples one at a time."""
         try:
@@ -315,14 +335,18 @@ class LossTrials:
             self.kept.restore()
 
     def _call(self, pair: Pair, gradients: bool) -> Tensor:
+        """The losses, NaN as a number, without their graph."""
+        if gradients:
+            pair = changed(pair, lambda each: each.clone().requires_grad_() * 1 if each.is_floating_point() else each)
+        return self._losses(pair, gradients).detach().nan_to_num()
+
+    def _losses(self, pair: Pair, gradients: bool) -> Tensor:
         """The losses, from the same random numbers every time.
 
         Only generators that are put back are seeded: `torch.manual_seed` would leave a public seed in all others, and
         takes longer than most losses.
         """
         devices = sorted({each.get_device() for each in tensors_in([pair]) if each.is_cuda})
-        if gradients:
-            pair = changed(pair, lambda each: each.clone().requires_grad_() * 1 if each.is_floating_point() else each)
         with (
             torch.set_grad_enabled(gradients),
             torch.random.fork_rng(devices=devices),
@@ -332,7 +356,7 @@ class LossTrials:
             for generator in (torch.default_generator, *(torch.cuda.default_generators[each] for each in devices)):
                 generator.manual_seed(UNUSUAL)
             losses: Tensor = self.loss(*pair)
-            return losses.detach().nan_to_num()
+            return losses
 
     def _sources(self, rows: int) -> Iterator[Pair]:
         """Made-up pairs of so many rows, and one of the rows that there are: some losses know more of their targets."""

@@ -1,0 +1,397 @@
+"""Whose values are in every value: every operation of a forward pass, and of the way back, is tried by itself.
+
+Trials of a whole model see what it does to the rows they make up; a model that looks across the batch at other rows
+only (records that are all yes, a value above nine) may pass them. So the *operations* of a pass are looked at too. Each
+value has an owner: nobody (weights, constants), one sample, or `SEVERAL`. What owners the results of an operation have
+is found out by calling this operation again with the values of one owner changed, to "not a number" and to random ones,
+not by what the model had there: the least over rows of truths, for one, mixes them whatever they are. Operations that
+work value by value are told by PyTorch itself; views share their memory, by whose bytes owners are kept.
+
+Where a result of a sample, or a gradient on the way back to a tapped layer, has a value that is neither its own nor
+nobody's, samples may mix, and the model runs one sample at a time (`sordina.gradients.one_by_one`), where no two ever
+meet. That a value was computed from several samples says only that it *may* depend on them: nothing is refused by it.
+
+What this does not see: what Python reads of values (`sordina.gradients._reads` does), and what depends on how many
+samples there are (studies compare a sample in company with the same alone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sordina.gradients._hooks import Tap
+from sordina.gradients._reads import SHAPES, memory_of
+from sordina.gradients._rehearsal import gone_back
+from sordina.gradients._tracing import tensors_in
+from sordina.gradients.one_by_one import SamplePlacement
+from sordina.gradients.structure import Structure
+
+SEVERAL = 255
+"""The owner of what may depend on more than one sample."""
+CHOOSING = {"where", "masked_fill", "masked_fill_"}
+"""Operations value by value that may leave a value out: what they choose by is tried."""
+ARITHMETIC = {
+    "mm", "bmm", "addmm", "baddbmm", "convolution", "native_layer_norm", "native_group_norm", "_softmax",
+    "_log_softmax", "sum", "mean", "convolution_backward", "native_layer_norm_backward", "native_group_norm_backward",
+    "_softmax_backward_data", "_log_softmax_backward_data", "linear", "mv", "dot", "addmv",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+}  # fmt: skip
+"""Operations through which "not a number" passes wherever a value does."""
+MOVING = {"cat", "stack", "select_backward", "slice_backward", "flip", "roll", "repeat"}
+"""Operations that move values: they do the same to their owners."""
+
+Leaves = list[Any]
+"""The arguments of an operation, in a row."""
+
+
+class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Around a forward pass and its way back: keeps the owners of all values."""
+
+    def __init__(self, seed: int = 0) -> None:
+        """``seed`` is that of the values that operations are tried with."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lost = ""
+        """An operation on values of samples whose results nobody can follow."""
+        self._bytes: dict[int, tuple[Any, Tensor]] = {}
+        """By memory the memory itself, so that nobody else gets it, and the owner of each of its bytes."""
+        self._draw = torch.Generator().manual_seed(seed)
+
+    def own(self, tensor: Tensor, dim: int, rows: int) -> None:
+        """Give each of ``rows`` samples its part along ``dim``."""
+        self._give(tensor, _by_sample(tensor, dim, rows).expand(tensor.shape))
+
+    def foreign(self, tensor: Tensor, dim: int, rows: int) -> bool:
+        """Whether the part of one of ``rows`` samples has a value that is neither its own nor nobody's."""
+        owners = self._owners(tensor)
+        return owners is not None and bool(((owners != 0) & (owners != _by_sample(tensor, dim, rows))).any())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._operation(func, args, kwargs or {})
+
+    def _operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+        owners = {place: each for place, leaf in enumerate(leaves) if (each := self._owned(leaf)) is not None}
+        name = func._schema.name.rpartition("::")[2]
+        if not owners or name in SHAPES or any(_seen_through(each) for each in func._schema.returns):
+            return func(*args, **kwargs)
+        written = _written(func, args, kwargs, leaves)
+        kept = [leaf.clone() if place in written else leaf for place, leaf in enumerate(leaves)]
+        with _same_chance(func, leaves) as again:
+            result = func(*args, **kwargs)
+            made = [each for each in tree_flatten(result)[0] if isinstance(each, Tensor)]
+            changed = [leaves[place] for place in written]
+            given = {memory_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+            fresh = [each for each in made if memory_of(each) not in given]
+            if not fresh and not changed:
+                return result
+            if not all(map(memory_of, (*fresh, *changed))):
+                self.lost = name
+                return result
+            if name == "_to_copy" or (torch.Tag.pointwise in func.tags and name not in CHOOSING and not again):
+                found = [_together(owners.values(), each.shape) for each in (*changed, *fresh)]
+            elif name in MOVING:
+                found = [_moved(func, leaves, spec, owners)]
+            else:
+                trials = _Trials(func, kept, spec, owners, written, self._draw, again)
+                found = trials.found([*changed, *made], name in ARITHMETIC)
+                found = found[: len(changed)] + [
+                    each for each, tensor in zip(found[len(changed) :], made, strict=True) if _among(tensor, fresh)
+                ]
+        for tensor, each in zip((*changed, *fresh), found, strict=True):
+            self._give(tensor, each)
+        return result
+
+    def _owned(self, leaf: Any) -> Tensor | None:
+        owners = self._owners(leaf) if isinstance(leaf, Tensor) else None
+        return owners if owners is not None and bool(owners.any()) else None
+
+    def _owners(self, tensor: Tensor) -> Tensor | None:
+        """The owners of a tensor's values; None where all are nobody's."""
+        held = self._bytes.get(memory_of(tensor))
+        if held is None:
+            return None
+        size = tensor.element_size()
+        return held[1].as_strided(tensor.shape, [size * n for n in tensor.stride()], size * tensor.storage_offset())
+
+    def _give(self, tensor: Tensor, owners: Tensor) -> None:
+        memory = memory_of(tensor)
+        if memory not in self._bytes:
+            if not bool(owners.any()):
+                return
+            storage = tensor.untyped_storage()
+            self._bytes[memory] = storage, torch.zeros(storage.nbytes(), dtype=torch.uint8, device=tensor.device)
+        size = tensor.element_size()
+        strides = [size * n for n in tensor.stride()]
+        places = self._bytes[memory][1].as_strided((*tensor.shape, size), (*strides, 1), size * tensor.storage_offset())
+        places.copy_(owners[..., None].expand(places.shape))
+
+
+class _Trials:
+    """One operation, called again with the values of one owner changed."""
+
+    def __init__(
+        self,
+        func: Any,
+        leaves: Leaves,
+        spec: Any,
+        owners: Mapping[int, Tensor],
+        written: Sequence[int],
+        draw: torch.Generator,
+        again: Callable[[], None] | None,
+    ) -> None:
+        self.func, self.leaves, self.spec, self.owners, self.written = func, leaves, spec, owners, written
+        self.draw, self.again = draw, again
+        self.groups = sorted(set[int]().union(*(owner.flatten().tolist() for owner in owners.values())) - {0})
+
+    def found(self, results: Sequence[Tensor], arithmetic: bool) -> list[Tensor]:
+        """The owners of the values of the ``results``."""
+        self.owned = [torch.zeros(each.shape, dtype=torch.uint8, device=each.device) for each in results]
+        floats = [self._number(place) for place in self.owners]
+        if any(floats):
+            spoke = self._tried(self._actual, self._missing, results)
+            if spoke and all(floats) and arithmetic and not any(map(_missing_in, results)):
+                return self.owned
+        trials: list[tuple[Callable[[int], Tensor], Callable[[int], Tensor]]] = [
+            (self._random, self._random),
+            (self._actual, self._random),
+            (self._actual, self._halved),
+        ]
+        if not any(self._tried(base, change, results) for base, change in trials):
+            return [torch.full_like(each, SEVERAL) for each in self.owned]
+        for place in self.owners:
+            if self.leaves[place].dtype == torch.bool:
+                for constant in (torch.ones_like, torch.zeros_like):
+                    self._tried(self._with(constant), self._random, results)
+                break
+        return self.owned
+
+    def _tried(self, base: Callable[[int], Tensor], change: Callable[[int], Tensor], results: Sequence[Tensor]) -> bool:
+        """Note what changes with the values of each owner; False where the operation does not take such values."""
+        usual = {place: self._blended(place, base(place), None) for place in self.owners}
+        found = [each.clone() for each in self.owned]
+        try:
+            before = self._call(usual, results)
+            for group in self.groups:
+                other = {place: self._blended(place, change(place), group, usual[place]) for place in self.owners}
+                for number, (one, two) in enumerate(zip(before, self._call(other, results), strict=True)):
+                    if one.shape != two.shape or one.shape != results[number].shape:
+                        found[number] = torch.full_like(found[number], SEVERAL)
+                        continue
+                    own = (found[number] == 0) | (found[number] == group)
+                    found[number] = torch.where(_differ(one, two), torch.where(own, group, SEVERAL), found[number])
+        except Exception:
+            return False
+        self.owned = [each.to(torch.uint8) for each in found]
+        return True
+
+    def _blended(self, place: int, values: Tensor, group: int | None, other: Tensor | None = None) -> Tensor:
+        """An argument with ``values`` where somebody, or one ``group``, owns it, and the ``other`` elsewhere."""
+        owner = self.owners[place]
+        mask = owner != 0 if group is None else owner == group
+        return torch.where(mask, values, self.leaves[place] if other is None else other)
+
+    def _call(self, changes: Mapping[int, Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+        leaves = [changes.get(place, leaf) for place, leaf in enumerate(self.leaves)]
+        for place in self.written:
+            leaves[place] = leaves[place].clone()
+        if self.again is not None:
+            self.again()
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        made = tree_flatten(self.func(*args, **kwargs))[0]
+        found = [leaves[place] for place in self.written] + [each for each in made if isinstance(each, Tensor)]
+        if len(found) != len(results):
+            raise ValueError("another number of results")
+        return found
+
+    # Values to try.
+
+    def _number(self, place: int) -> bool:
+        return bool(self.leaves[place].is_floating_point() or self.leaves[place].is_complex())
+
+    def _actual(self, place: int) -> Tensor:
+        leaf: Tensor = self.leaves[place]
+        return leaf
+
+    def _missing(self, place: int) -> Tensor:
+        leaf = self.leaves[place]
+        return torch.full_like(leaf, float("nan")) if self._number(place) else leaf
+
+    def _halved(self, place: int) -> Tensor:
+        return self.leaves[place] * 0.5 if self._number(place) else self._random(place)
+
+    def _with(self, constant: Callable[[Tensor], Tensor]) -> Callable[[int], Tensor]:
+        """Truths that are all the same, and else random values."""
+        return lambda place: (
+            constant(self.leaves[place]) if self.leaves[place].dtype == torch.bool else self._random(place)
+        )
+
+    def _random(self, place: int) -> Tensor:
+        """Normal numbers; truths; of whole numbers those that are there, which are in nobody's way as indices."""
+        leaf: Tensor = self.leaves[place]
+        if leaf.is_complex():
+            return torch.complex(*(torch.randn(leaf.shape, generator=self.draw) for _ in range(2))).to(leaf)
+        if leaf.is_floating_point():
+            return torch.randn(leaf.shape, generator=self.draw).to(leaf)
+        if leaf.dtype == torch.bool:
+            return torch.randint(0, 2, leaf.shape, generator=self.draw).to(leaf)
+        flat = leaf.reshape(-1)
+        drawn = flat[torch.randint(len(flat), leaf.shape, generator=self.draw)]
+        if bool((flat == flat[0]).all()):  # the operation may not take others: then it is not known what it does
+            drawn = drawn + torch.randint(0, 2, leaf.shape, generator=self.draw).to(leaf)
+        return drawn
+
+
+def _by_sample(tensor: Tensor, dim: int, rows: int) -> Tensor:
+    """The numbers of the samples, from one on, along ``dim``."""
+    each = torch.arange(1, rows + 1, dtype=torch.uint8, device=tensor.device)
+    return each.repeat_interleave(tensor.shape[dim] // rows).view(-1, *[1] * (tensor.dim() - dim - 1))
+
+
+def _moved(func: Any, leaves: Leaves, spec: Any, owners: Mapping[int, Tensor]) -> Tensor:
+    """The owners of what is moved."""
+    nobody = partial(torch.zeros_like, dtype=torch.uint8)
+    places = enumerate(leaves)
+    moved = [owners.get(place, nobody(leaf)) if isinstance(leaf, Tensor) else leaf for place, leaf in places]
+    args, kwargs = tree_unflatten(moved, spec)
+    found: Tensor = func(*args, **kwargs)
+    return found
+
+
+def _together(owners: Collection[Tensor], shape: torch.Size) -> Tensor:
+    """The owners of what is computed value by value."""
+    first, *others = owners
+    found = first.expand(shape)
+    for each in others:
+        if each.shape == shape and torch.equal(found, each):
+            continue
+        clash = (found != 0) & (each != 0) & (found != each)
+        found = torch.where(clash, SEVERAL, torch.where(found == 0, each, found)).to(torch.uint8)
+    return found
+
+
+def _differ(one: Tensor, two: Tensor) -> Tensor:
+    return (one != two) & ~((one != one) & (two != two))
+
+
+def _missing_in(tensor: Tensor) -> bool:
+    return bool((tensor != tensor).any())
+
+
+def _among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(tensor is each for each in others)
+
+
+def _seen_through(returned: Any) -> bool:
+    """Whether what an operation returns is a view of its argument."""
+    return returned.alias_info is not None and not returned.alias_info.is_write
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> list[int]:
+    """The places of the arguments that an operation writes into."""
+    names = [
+        (number, each.name)
+        for number, each in enumerate(func._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    given = [args[number] if number < len(args) else kwargs.get(name) for number, name in names]
+    written = {id(each) for each in tree_flatten(given)[0] if isinstance(each, Tensor)}
+    return [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and id(leaf) in written]
+
+
+@contextmanager
+def _same_chance(func: Any, leaves: Leaves) -> Iterator[Callable[[], None] | None]:
+    """What puts random numbers back to before an operation, None if it draws none; they go on as after one call."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        yield None
+        return
+    generators = [torch.default_generator, *(leaf for leaf in leaves if isinstance(leaf, torch.Generator))]
+    before, after = [each.get_state() for each in generators], list[Tensor]()
+
+    def again(states: Sequence[Tensor] = before) -> None:
+        after.extend([] if after else [each.get_state() for each in generators])
+        for each, state in zip(generators, states, strict=True):
+            each.set_state(state)
+
+    yield again
+    if after:
+        again(after)
+
+
+# A pass of a model, or of a loss, as a whole.
+
+TOGETHER = "operations bring samples together ({}), though not on any rows that were tried"
+UNSEEN = "it cannot be watched while it runs"
+
+
+Asked = tuple[Any, torch.Size, int]
+"""Where a gradient is asked for on the way back: a tensor or an edge of the graph, its shape, and where samples lie."""
+
+
+def model_brings_together(
+    heard: Callable[[], tuple[Any, Sequence[Tap]]], value: Any, structure: Structure, rows: int, seed: int
+) -> str:
+    """Where a model and the way back to its taps bring samples together.
+
+    Args:
+        heard: The model's forward pass on ``value``: its results and taps.
+        value: The arguments, with ``rows`` samples.
+        structure: Where they lie.
+        rows: How many there are.
+        seed: Of what operations are tried with.
+    """
+
+    def forward() -> tuple[Any, list[Asked]]:
+        result, taps = heard()
+        placed = [(tap, place) for tap in taps if (place := structure.taps.get(tap.key)) is not None]
+        return result, [(tap.edge, tap.shape, place.dim) for tap, place in placed]
+
+    inputs = zip(tensors_in([value]), structure.inputs, strict=True)
+    return brought_together(forward, inputs, structure.outputs, rows, seed)
+
+
+def brought_together(
+    forward: Callable[[], tuple[Any, Sequence[Asked]]],
+    inputs: Iterable[tuple[Tensor, int | None]],
+    outputs: Sequence[SamplePlacement | None],
+    rows: int,
+    seed: int = 0,
+) -> str:
+    """Where a forward pass and its way back bring samples together; empty if they do not.
+
+    Args:
+        forward: Gives results, and where to go back to.
+        inputs: The tensors among its arguments, and where their samples lie.
+        outputs: Where they lie in the results.
+        rows: How many samples there are.
+        seed: Of what operations are tried with.
+    """
+    try:
+        with Owners(seed) as owners:
+            for tensor, dim in inputs:
+                if dim is not None:
+                    owners.own(tensor, dim, rows)
+            result, asked = forward()
+            placed = [(x, y.dim) for x, y in zip(tensors_in([result]), outputs, strict=True) if y is not None]
+            if any(owners.foreign(tensor, dim, rows) for tensor, dim in placed):
+                return TOGETHER.format("forward")
+            learned = [(x, dim) for x, dim in placed if x.requires_grad and x.is_floating_point()]
+            upstream = [torch.ones_like(tensor) for tensor, _ in learned]
+            for gradient, (_, dim) in zip(upstream, learned, strict=True):
+                owners.own(gradient, dim, rows)
+            if learned and asked:
+                found = gone_back([tensor for tensor, _ in learned], [each for each, _, _ in asked], upstream)
+                for got, (_, shape, dim) in zip(found, asked, strict=True):
+                    if got is not None and owners.foreign(got.reshape(shape), dim, rows):
+                        return TOGETHER.format("backward")
+        return TOGETHER.format(owners.lost) if owners.lost else ""
+    except Exception:
+        return UNSEEN

@@ -1,0 +1,247 @@
+"""Operations are tried by themselves: what looks across the batch is found, on whatever rows it would do something."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.gradients.brute_force import judge
+from tests.gradients.mixing_blocks import MIXING
+from tests.gradients.shape_blocks import SOUND
+from torch import nn
+
+from sordina.errors import InvalidInput, SordinaError
+from sordina.gradients import Engine
+from sordina.gradients._owners import Owners
+from sordina.training.losses import per_sample
+
+ROWS = 3
+VECTORS, WORDS = (4,), "words"
+
+
+def inputs(shape, rows=ROWS):
+    g = torch.Generator().manual_seed(5)
+    return torch.randint(0, 7, (rows, 4), generator=g) if shape == WORDS else torch.randn(rows, *shape, generator=g)
+
+
+def foreign(function, x):
+    with Owners(1) as owners:
+        owners.own(x, 0, len(x))
+        found = function(x)
+        return owners.foreign(found, 0, len(x)) or bool(owners.lost)
+
+
+APART = {
+    "a linear map": (lambda x: F.linear(x, torch.ones(5, 4)), VECTORS),
+    "samples along the second dimension": (lambda x: (torch.ones(5, 4) @ x.T).T, VECTORS),
+    "samples in one dimension with places": (lambda x: (x.reshape(-1, 1) @ torch.ones(1, 3)).view(len(x), -1), (2, 4)),
+    "einsum": (lambda x: torch.einsum("oi,bi->bo", torch.ones(5, 4), x), VECTORS),
+    "a Gram matrix of which the diagonal is left": (lambda x: (x @ x.T).diagonal(), VECTORS),
+    "blocks of attention behind a mask": (lambda x: _packed(x, True), (2, 4)),
+    "in place, through a view": (lambda x: _in_place(x), VECTORS),
+    "sorted within a sample": (lambda x: x.sort(1).values.cumsum(1), VECTORS),
+    "there and back again by a public order": (lambda x: x[[1, 2, 0]][[2, 0, 1]], VECTORS),
+    "complex numbers seen as pairs": (lambda x: torch.view_as_real(torch.view_as_complex(x) * 1j), (3, 2)),
+    "a Fourier transform": (lambda x: torch.fft.rfft(x).abs(), VECTORS),
+    "inverses": (lambda x: torch.linalg.inv(x[:, :, None] * x[:, None] + torch.eye(4)), VECTORS),
+    "Cholesky factors": (lambda x: torch.linalg.cholesky(x[:, :, None] * x[:, None] + torch.eye(4)), VECTORS),
+    "dropout": (lambda x: F.dropout(x, 0.5), VECTORS),
+    "words": (lambda x: F.one_hot(x, 7) + F.embedding(x, torch.eye(7)).cumsum(1), WORDS),
+    "indices of a sample's own": (lambda x: x.gather(1, x.argsort(1)), VECTORS),
+    "attention": (lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]), (4, 8)),
+    "a value of several samples that is not used": (lambda x: (x.mean(0), x * 2)[1], VECTORS),
+}
+TOGETHER = {
+    "a mean that is multiplied by zero": (lambda x: x + 0 * x.mean(0), VECTORS),
+    "the largest of all": (lambda x: x / x.abs().max(), VECTORS),
+    "whether all are true": (lambda x: x * (x < 99).all(), VECTORS),
+    "a product of truths": (lambda x: x * (x == 1).all(1).float().prod(), VECTORS),
+    "a count of exact ones": (lambda x: x + (x == 1).sum(), VECTORS),
+    "numbers above nine": (lambda x: x + torch.where(x > 9, x, 0).sum(0), VECTORS),
+    "the order of the batch": (lambda x: x.sort(0).values, VECTORS),
+    "running sums over the batch": (lambda x: x.cumsum(0), VECTORS),
+    "a neighbour": (lambda x: x + x.roll(1, 0), VECTORS),
+    "a public order": (lambda x: x + x[[1, 0, 2]], VECTORS),
+    "attention over the batch": (lambda x: _packed(x, False), (2, 4)),
+    "in place, into the next sample's row": (lambda x: _into_the_next(x), VECTORS),
+    "words that others have": (lambda x: F.one_hot(x, 7) / torch.bincount(x.flatten(), minlength=7), WORDS),
+    "scattered into shared rows": (lambda x: torch.zeros(7, 7).index_add_(0, x[:, 0], torch.eye(7)[x[:, 1]])[x], WORDS),
+    "a scale over all, of a copy": (lambda x: x.clone().div_(x.detach().clone().norm()), VECTORS),
+    "quantiles": (lambda x: x - x.flatten().quantile(0.99), VECTORS),
+    "a maximum for stability": (lambda x: (x - x.max()).exp().log_softmax(1), VECTORS),
+}
+
+
+def _packed(x, masked):
+    """Attention over all samples in a row; behind a mask each sees its own."""
+    flat = x.reshape(-1, x.shape[-1])
+    scores = flat @ flat.T
+    if masked:
+        whose = torch.arange(len(flat)) // x.shape[1]
+        scores = scores.masked_fill(whose[:, None] != whose, float("-inf"))
+        return (scores.softmax(1).masked_fill(whose[:, None] != whose, 0) @ torch.ones(len(flat), 4)).view_as(x)
+    return (scores.softmax(1) @ torch.ones(len(flat), 4)).view_as(x)
+
+
+def _in_place(x):
+    y = torch.zeros(len(x), 8)
+    y[:, ::2] = x
+    y.view(-1)[::2].mul_(3)
+    return y
+
+
+def _into_the_next(x):
+    y = x.clone()
+    y[1:] += x[:-1] * (x[:-1] > 1e9)
+    return y
+
+
+@pytest.mark.parametrize("name", APART)
+def test_operations_that_keep_samples_apart(name):
+    function, shape = APART[name]
+    assert not foreign(function, inputs(shape))
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_operations_that_bring_samples_together(name):
+    function, shape = TOGETHER[name]
+    assert foreign(function, inputs(shape))
+
+
+def test_what_a_forward_pass_of_the_grammar_computes_of_others_is_seen():
+    """All blocks that mix by operations on three rows; those left out mix by sizes, by what Python reads, by chance
+    (a coin, seeds), or on the way back."""
+    otherwise = {"divided_by_size", "batch_branch", "by_position", "pairs", "outliers", "coin", "seeded_noise"}
+    shapes, seen = {1: (6,), 2: (3, 4), 3: (2, 4, 3), 4: (2, 2, 3, 2)}, set()
+    for name, (dims, make) in MIXING.items():
+        for shape in (shapes[each] for each in dims):
+            torch.manual_seed(0)
+            block = make(Random(1), shape).train()
+            if name not in otherwise | {"loud_gradient"}:
+                assert foreign(block, torch.randn(ROWS, *shape)), name
+                seen.add(name)
+    assert len(seen) > 12
+
+
+def test_blocks_that_keep_samples_apart_run_all_at_once():
+    """But those whose rows are chosen, or ordered, by values: they run one sample at a time anyway."""
+    shapes, alone = {1: (6,), 2: (3, 4), 3: (2, 4, 3), 4: (2, 2, 3, 2)}, set()
+    for name, (dims, make) in SOUND.items():
+        for shape in (shapes[each] for each in dims):
+            torch.manual_seed(0)
+            try:
+                block = make(Random(1), shape).train()
+                block(torch.randn(ROWS, *shape))
+            except (RuntimeError, ValueError, TypeError):
+                continue  # it does not fit such a shape
+            if foreign(block, torch.randn(ROWS, *shape)):
+                alone.add(name)
+    assert alone <= {"selected_tokens", "experts", "sorted_and_back", "packed_recurrent"}
+
+
+RARE = {
+    "a row of 0.123": lambda x: (x == 0.123).all(1),
+    "above nine hundred": lambda x: (x > 900).any(1),
+    "an exact pair": lambda x: (x[:, 0] == 7) & (x[:, 1] == -7),
+    "close to a constant": lambda x: ((x - 3.25).abs() < 1e-6).all(1),
+}
+
+
+class LooksForRareRows(nn.Module):
+    """Scales all by how many rows of a kind there are that nobody makes up."""
+
+    def __init__(self, rare):
+        super().__init__()
+        self.rare, self.inner, self.head = rare, nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.inner(x).tanh()) * (1 + 5 * self.rare(x).float().sum())
+
+
+def rare_rows():
+    x = inputs(VECTORS, 6)
+    x[0], x[1], x[2, :2], x[3] = 0.123, 950.0, torch.tensor([7.0, -7.0]), 3.25
+    return x.double(), torch.arange(6) % 2
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_a_model_that_looks_for_rare_rows_has_its_bound(name):
+    torch.manual_seed(3)
+    verdict = judge(LooksForRareRows(RARE[name]).double(), cross_entropy, rare_rows(), planted=True, sizes=(5,))
+    assert verdict.sound, verdict
+    assert verdict.sensitivity <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_such_a_model_runs_one_sample_at_a_time_in_every_engine(name, caplog):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = LooksForRareRows(RARE[name])
+        with Engine(model):
+            try:
+                model(torch.randn(5, 4))
+            except SordinaError:
+                continue  # chance made such rows up
+        assert "one sample at a time" in caplog.text
+        caplog.clear()
+
+
+class Gated(torch.autograd.Function):
+    """Multiplies; on the way back by how many gradients are above a bound that ordinary ones do not reach."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 * (1 + (gradient > 1e12).sum())
+
+
+def test_a_way_back_that_looks_across_the_batch_is_seen(caplog):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.head(Gated.apply(self.inner(x)))
+
+    model = Model()
+    with Engine(model):
+        model(torch.randn(5, 4))
+    assert "bring samples together (backward)" in caplog.text
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_a_loss_that_looks_for_rare_rows_is_computed_one_by_one(name):
+    def loss(output, target):
+        return F.cross_entropy(output, target, reduction="none") * (1 + 5 * RARE[name](output).float().sum())
+
+    x, y = rare_rows()
+    each = per_sample(loss)
+    try:
+        losses = each(x, y)
+    except InvalidInput:
+        assert name == "above nine hundred"  # which trials with large rows see
+        return
+    for row in range(len(x)):
+        rest = [other for other in range(len(x)) if other != row]
+        assert torch.equal(each(x[rest], y[rest]), losses[rest])
+
+
+def test_random_numbers_go_on_as_after_one_call():
+    x = torch.randn(3, 4)
+    torch.manual_seed(1)
+    once = F.dropout(x), torch.rand(2)
+    torch.manual_seed(1)
+    with Owners(1) as owners:
+        owners.own(x, 0, 3)
+        watched = F.dropout(x), torch.rand(2)
+    assert all(map(torch.equal, once, watched))
