@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from sordina.errors import Unsupported
-from sordina.gradients import Engine
+from sordina.gradients import Engine, _study
 from sordina.gradients.structure import Mixing
 from sordina.privacy import Budget
 from sordina.queries import VectorQuery
@@ -45,8 +45,14 @@ class BackwardMixes(nn.Module):
         return self.last(LaterMixed.apply(hidden) if self.kind == "function" else hidden)
 
 
+@pytest.fixture
+def unfollowed(monkeypatch):
+    """Studies do not follow operations, which would find what a removal test is to find."""
+    monkeypatch.setattr(_study, "model_brings_together", lambda *args: "")
+
+
 @pytest.mark.parametrize("kind", ["hook", "function", "sound"])
-def test_a_backward_that_mixes_only_in_large_batches_is_found(kind):
+def test_a_backward_that_mixes_only_in_large_batches_is_found(kind, unfollowed):
     """It had been accepted, at 1.43 times the bound. Whether a test falls into so few steps is chance: three tries."""
     data = torch.randn(500, 6), torch.randint(0, 3, (500,))
     found = 0
@@ -121,17 +127,28 @@ class ManyWays(nn.Module):
 
 
 @pytest.mark.parametrize("way", MIXING_WAYS)
-def test_a_way_back_that_mixes_is_found_at_once(way):
+def test_a_way_back_that_mixes_is_found_at_once(way, unfollowed):
     """All of them had a good chance to stay: the first of 80 parameters was rarely looked at, and failures were not."""
     model = ManyWays(MIXING_WAYS[way])
     with Engine(model), pytest.raises(Mixing, match="gradients"):
         model(torch.randn(32, 6))
 
 
-def test_a_way_back_that_mixes_small_gradients_is_found():
+def test_a_way_back_that_mixes_small_gradients_is_found(unfollowed):
     model = ManyWays(QUIET_WAY["quiet"], least=0)
     with Engine(model), pytest.raises(Mixing, match="gradients"):
         _called(model, 100, 6)
+
+
+@pytest.mark.parametrize("way", [*MIXING_WAYS.values(), *QUIET_WAY.values()], ids=[*MIXING_WAYS, *QUIET_WAY])
+def test_where_operations_are_followed_it_is_refused_or_runs_one_sample_at_a_time(way):
+    model = ManyWays(way, least=11)
+    with Engine(model) as engine:
+        try:
+            model(torch.randn(32, 6))
+        except Mixing:
+            return
+        assert engine._calls._last.alone
 
 
 @pytest.mark.parametrize("way", APART_WAYS)

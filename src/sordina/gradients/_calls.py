@@ -17,6 +17,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
+from sordina.gradients._owners import TOGETHER
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
     Attributes,
@@ -29,7 +30,7 @@ from sordina.gradients._rehearsal import (
     kept_words,
     rows_in,
 )
-from sordina.gradients._study import Study
+from sordina.gradients._study import VANISHES, Study
 from sordina.gradients._tracing import Tracer, changed, described, found_in, opaque, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
@@ -108,6 +109,8 @@ class Calls:
         """The same by the shape of a sample and the type of a tensor that is the only argument: see `_quickly_told`."""
         self._alike: set[Any] = set()
         """Kinds of arguments, whatever their shapes, of which some were studied."""
+        self._together: dict[Any, str] = {}
+        """By such kinds that operations bring samples together, whatever the shapes."""
         self._constants: dict[Any, set[tuple[int, torch.Size]]] = {}
         """By kind of arguments the places and shapes of tensors that were seen to hold no samples."""
         self._dims: dict[Any, Dims] = {}
@@ -262,7 +265,13 @@ class Calls:
         )
         known = self._known.get((shapes, alike))
         if known is None or due:
-            known = self._known[(shapes, alike)] = self._learned(value, sizes, again=alike in self._alike)
+            before, known = known, self._learned(value, sizes, again=alike in self._alike)
+            shown = self._together.get(alike, "") or ("" if before is None else before.alone)
+            if shown and shown != VANISHES:  # no later look takes it back
+                known = replace(known, alone=shown)
+            if known.alone.startswith(TOGETHER):
+                self._together[alike] = known.alone
+            self._known[(shapes, alike)] = known
             self._alike.add(alike)
             self._quick = {}
         if quick is not None:

@@ -8,6 +8,7 @@ every row. So there are companies in which all numbers lie close to one end and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,12 +71,27 @@ def _room(model: nn.Module, dims: Dims, value: Any) -> bool:
 
 def _affordable(run: Callable[[Any], object], dims: Dims, value: Any) -> bool:
     """Whether little is computed for each sample."""
+    return _work(run, dims, value) * max(CROWDS) <= WORK
+
+
+def _work(run: Callable[[Any], object], dims: Dims, value: Any) -> float:
+    """About how many multiplications are done for a sample; infinitely many where nobody can tell."""
     try:
         with Work() as work:
             run(value)
     except Exception:
-        return False  # it cannot be watched
-    return bool(work.done * max(CROWDS) <= WORK * (rows_in(list(tensors_in([value])), dims) or 0))
+        return math.inf  # it cannot be watched
+    return float(work.done / (rows_in(list(tensors_in([value])), dims) or math.nan))
+
+
+def crowd_sizes(run: Callable[[Any], object], dims: Dims, few: Any, rows: int) -> list[int]:
+    """Large batches in which operations are followed: some do other things there; ``rows`` is what the user has."""
+    most = WORK / 4 / max(1.0, _work(run, dims, few))
+    return sorted({int(size) for size in (min(CROWDS[0], most), min(rows, most)) if size > MANY})
+
+
+MANY = 8
+"""From so many samples on a batch is large."""
 
 
 class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ only (records that are all yes, a value above nine) may pass them. So the *opera
 value has an owner: nobody (weights, constants), one sample, or `SEVERAL`. What owners the results of an operation have
 is found out by calling this operation again with the values of one owner changed, to "not a number" and to random ones,
 not by what the model had there: the least over rows of truths, for one, mixes them whatever they are. Operations that
-work value by value are told by PyTorch itself; views share their memory, by whose bytes owners are kept.
+work value by value are told by PyTorch itself; views share their memory, by which owners are kept.
 
 Where a result of a sample, or a gradient on the way back to a tapped layer, has a value that is neither its own nor
 nobody's, samples may mix, and the model runs one sample at a time (`sordina.gradients.one_by_one`), where no two ever
@@ -17,18 +17,20 @@ samples there are (studies compare a sample in company with the same alone).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordina.gradients._hooks import Tap
-from sordina.gradients._reads import SHAPES, memory_of
+from sordina.gradients._reads import MOST_TURNS, SHAPES, Reads, Site, memory_of
 from sordina.gradients._rehearsal import gone_back
 from sordina.gradients._tracing import tensors_in
 from sordina.gradients.one_by_one import SamplePlacement
@@ -36,6 +38,8 @@ from sordina.gradients.structure import Structure
 
 SEVERAL = 255
 """The owner of what may depend on more than one sample."""
+MOST_OWNERS, CROWD = 8, 3
+"""So many samples are told apart; of more, groups."""
 CHOOSING = {"where", "masked_fill", "masked_fill_"}
 """Operations value by value that may leave a value out: what they choose by is tried."""
 ARITHMETIC = {
@@ -45,6 +49,8 @@ ARITHMETIC = {
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
 }  # fmt: skip
 """Operations through which "not a number" passes wherever a value does."""
+PYTORCHS = {"aten", "prims", "prim", "mkldnn", "quantized", "_quantized"}
+"""Whose operations PyTorch's own are."""
 MOVING = {"cat", "stack", "select_backward", "slice_backward", "flip", "roll", "repeat"}
 """Operations that move values: they do the same to their owners."""
 
@@ -55,23 +61,39 @@ Leaves = list[Any]
 class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Around a forward pass and its way back: keeps the owners of all values."""
 
-    def __init__(self, seed: int = 0) -> None:
-        """``seed`` is that of the values that operations are tried with."""
+    def __init__(self, rows: int, seed: int = 0) -> None:
+        """For ``rows`` samples; ``seed`` is that of the values that operations are tried with.
+
+        Few samples are owners of their own, many stand in `CROWD` random groups: what looks across a whole batch shows.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
+        self._draw = torch.Generator().manual_seed(seed)
+        each = torch.arange(1, rows + 1)
+        self._who = (each if rows <= MOST_OWNERS else each[torch.randperm(rows, generator=self._draw)] % CROWD + 1).to(
+            torch.uint8
+        )
         self.lost = ""
         """An operation on values of samples whose results nobody can follow."""
-        self._bytes: dict[int, tuple[Any, Tensor]] = {}
-        """By memory the memory itself, so that nobody else gets it, and the owner of each of its bytes."""
-        self._draw = torch.Generator().manual_seed(seed)
+        self._held: dict[int, _Held] = {}
+        """By memory who owns what is in it."""
+        self._most = FORGOTTEN
 
-    def own(self, tensor: Tensor, dim: int, rows: int) -> None:
-        """Give each of ``rows`` samples its part along ``dim``."""
-        self._give(tensor, _by_sample(tensor, dim, rows).expand(tensor.shape))
+    def own(self, tensor: Tensor, dim: int) -> None:
+        """Give each sample its part along ``dim``."""
+        self._give(tensor, self._by_sample(tensor, dim).expand(tensor.shape))
 
-    def foreign(self, tensor: Tensor, dim: int, rows: int) -> bool:
-        """Whether the part of one of ``rows`` samples has a value that is neither its own nor nobody's."""
+    def foreign(self, tensor: Tensor, dim: int) -> bool:
+        """Whether the part of a sample along ``dim`` has a value that is neither its own nor nobody's."""
         owners = self._owners(tensor)
-        return owners is not None and bool(((owners != 0) & (owners != _by_sample(tensor, dim, rows))).any())
+        return owners is not None and bool(((owners != 0) & (owners != self._by_sample(tensor, dim))).any())
+
+    def ownerless(self, tensor: Tensor) -> bool:
+        """Whether all values are nobody's."""
+        return tensor.numel() > 0 and self._owned(tensor) is None
+
+    def _by_sample(self, tensor: Tensor, dim: int) -> Tensor:
+        each = self._who.repeat_interleave(tensor.shape[dim] // len(self._who)).to(tensor.device)
+        return each.view(-1, *[1] * (tensor.dim() - dim - 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
@@ -83,6 +105,8 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.rpartition("::")[2]
         if not owners or name in SHAPES or any(_seen_through(each) for each in func._schema.returns):
             return func(*args, **kwargs)
+        if func.namespace not in PYTORCHS and (inner := self._inside(func, args, kwargs)) is not None:
+            return inner
         written = _written(func, args, kwargs, leaves)
         kept = [leaf.clone() if place in written else leaf for place, leaf in enumerate(leaves)]
         with _same_chance(func, leaves) as again:
@@ -110,29 +134,63 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._give(tensor, each)
         return result
 
+    def _inside(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of somebody's own operation, followed through what it is made of; None if that leads nowhere."""
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        with self:
+            result = func.redispatch(keys, *args, **kwargs)
+        made = [each for each in tree_flatten(result)[0] if isinstance(each, Tensor)]
+        followed = made and not func._schema.is_mutable and not any(map(self.ownerless, made))
+        return result if followed else None
+
     def _owned(self, leaf: Any) -> Tensor | None:
         owners = self._owners(leaf) if isinstance(leaf, Tensor) else None
         return owners if owners is not None and bool(owners.any()) else None
 
     def _owners(self, tensor: Tensor) -> Tensor | None:
         """The owners of a tensor's values; None where all are nobody's."""
-        held = self._bytes.get(memory_of(tensor))
-        if held is None:
-            return None
-        size = tensor.element_size()
-        return held[1].as_strided(tensor.shape, [size * n for n in tensor.stride()], size * tensor.storage_offset())
+        held = self._held.get(memory_of(tensor))
+        return None if held is None else _together(held.places(tensor).unbind(-1), tensor.shape)
 
     def _give(self, tensor: Tensor, owners: Tensor) -> None:
         memory = memory_of(tensor)
-        if memory not in self._bytes:
+        held = self._held.get(memory)
+        if held is None:
             if not bool(owners.any()):
                 return
-            storage = tensor.untyped_storage()
-            self._bytes[memory] = storage, torch.zeros(storage.nbytes(), dtype=torch.uint8, device=tensor.device)
-        size = tensor.element_size()
-        strides = [size * n for n in tensor.stride()]
-        places = self._bytes[memory][1].as_strided((*tensor.shape, size), (*strides, 1), size * tensor.storage_offset())
+            if len(self._held) >= self._most:
+                self._held = {key: each for key, each in self._held.items() if not each.gone}
+                self._most = 2 * len(self._held) + FORGOTTEN
+            held = self._held[memory] = _Held(tensor)
+        places = held.places(tensor)
         places.copy_(owners[..., None].expand(places.shape))
+
+
+FORGOTTEN = 64
+"""So many memories are kept before those that are gone are forgotten."""
+
+
+class _Held:
+    """A memory, and who owns its values."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._storage = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._unit = tensor.element_size()
+        self._each = torch.zeros(storage.nbytes() // self._unit, dtype=torch.uint8, device=tensor.device)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody holds it any more."""
+        return bool(self._storage.expired())  # type: ignore[no-untyped-call]
+
+    def places(self, tensor: Tensor) -> Tensor:
+        """The owners of what a tensor has in it, several in the last dimension where its values are cut in pieces."""
+        if tensor.element_size() % self._unit:  # complex numbers seen as pairs, for one
+            self._each, self._unit = self._each.repeat_interleave(self._unit), 1
+        size = tensor.element_size() // self._unit
+        strides = [size * n for n in tensor.stride()]
+        return self._each.as_strided((*tensor.shape, size), (*strides, 1), size * tensor.storage_offset())
 
 
 class _Trials:
@@ -250,12 +308,6 @@ class _Trials:
         return drawn
 
 
-def _by_sample(tensor: Tensor, dim: int, rows: int) -> Tensor:
-    """The numbers of the samples, from one on, along ``dim``."""
-    each = torch.arange(1, rows + 1, dtype=torch.uint8, device=tensor.device)
-    return each.repeat_interleave(tensor.shape[dim] // rows).view(-1, *[1] * (tensor.dim() - dim - 1))
-
-
 def _moved(func: Any, leaves: Leaves, spec: Any, owners: Mapping[int, Tensor]) -> Tensor:
     """The owners of what is moved."""
     nobody = partial(torch.zeros_like, dtype=torch.uint8)
@@ -328,8 +380,12 @@ def _same_chance(func: Any, leaves: Leaves) -> Iterator[Callable[[], None] | Non
 
 # A pass of a model, or of a loss, as a whole.
 
-TOGETHER = "operations bring samples together ({}), though not on any rows that were tried"
+TOGETHER = "operations bring samples together"
 UNSEEN = "it cannot be watched while it runs"
+
+
+def _together_in(where: str) -> str:
+    return f"{TOGETHER} ({where})"
 
 
 Asked = tuple[Any, torch.Size, int]
@@ -344,7 +400,7 @@ def model_brings_together(
     Args:
         heard: The model's forward pass on ``value``: its results and taps.
         value: The arguments, with ``rows`` samples.
-        structure: Where they lie.
+        structure: Where they lie, and what Python reads of them.
         rows: How many there are.
         seed: Of what operations are tried with.
     """
@@ -354,15 +410,16 @@ def model_brings_together(
         placed = [(tap, place) for tap in taps if (place := structure.taps.get(tap.key)) is not None]
         return result, [(tap.edge, tap.shape, place.dim) for tap, place in placed]
 
-    inputs = zip(tensors_in([value]), structure.inputs, strict=True)
-    return brought_together(forward, inputs, structure.outputs, rows, seed)
+    inputs = list(zip(tensors_in([value]), structure.inputs, strict=True))
+    return brought_together(forward, inputs, structure.outputs, rows, structure.reads, seed)
 
 
 def brought_together(
     forward: Callable[[], tuple[Any, Sequence[Asked]]],
-    inputs: Iterable[tuple[Tensor, int | None]],
+    inputs: Sequence[tuple[Tensor, int | None]],
     outputs: Sequence[SamplePlacement | None],
     rows: int,
+    reads: frozenset[Site],
     seed: int = 0,
 ) -> str:
     """Where a forward pass and its way back bring samples together; empty if they do not.
@@ -372,26 +429,57 @@ def brought_together(
         inputs: The tensors among its arguments, and where their samples lie.
         outputs: Where they lie in the results.
         rows: How many samples there are.
+        reads: Where Python reads truths about all samples, or any: what it does where they turn is followed too.
         seed: Of what operations are tried with.
     """
+    held = [(tensor, dim) for tensor, dim in inputs if dim is not None]
+
+    def turned(sites: frozenset[Site]) -> tuple[Any, Sequence[Asked]]:
+        if not sites:
+            return forward()
+        with Reads([tensor for tensor, _ in held], rows, sites):
+            return forward()
+
+    pairs = itertools.combinations(sorted(reads), 2)
+    turns = {frozenset[Site](), *(frozenset({site}) for site in reads), *map(frozenset, pairs), reads}
+    if len(turns) > MOST_TURNS:
+        return _together_in("in too many ways")
+    for sites in sorted(turns, key=len):
+        try:
+            if sites:
+                turned(sites)
+        except Exception:
+            continue  # a check that fails
+        if found := _followed(partial(turned, sites), held, outputs, Owners(rows, seed)):
+            return found
+    return ""
+
+
+def _followed(
+    forward: Callable[[], tuple[Any, Sequence[Asked]]],
+    held: Sequence[tuple[Tensor, int]],
+    outputs: Sequence[SamplePlacement | None],
+    owners: Owners,
+) -> str:
     try:
-        with Owners(seed) as owners:
-            for tensor, dim in inputs:
-                if dim is not None:
-                    owners.own(tensor, dim, rows)
+        with owners:
+            for tensor, dim in held:
+                owners.own(tensor, dim)
             result, asked = forward()
             placed = [(x, y.dim) for x, y in zip(tensors_in([result]), outputs, strict=True) if y is not None]
-            if any(owners.foreign(tensor, dim, rows) for tensor, dim in placed):
-                return TOGETHER.format("forward")
+            if any(owners.foreign(tensor, dim) for tensor, dim in placed):
+                return _together_in("forward")
             learned = [(x, dim) for x, dim in placed if x.requires_grad and x.is_floating_point()]
+            if any(owners.ownerless(tensor) for tensor, _ in learned):
+                return UNSEEN
             upstream = [torch.ones_like(tensor) for tensor, _ in learned]
             for gradient, (_, dim) in zip(upstream, learned, strict=True):
-                owners.own(gradient, dim, rows)
+                owners.own(gradient, dim)
             if learned and asked:
                 found = gone_back([tensor for tensor, _ in learned], [each for each, _, _ in asked], upstream)
                 for got, (_, shape, dim) in zip(found, asked, strict=True):
-                    if got is not None and owners.foreign(got.reshape(shape), dim, rows):
-                        return TOGETHER.format("backward")
-        return TOGETHER.format(owners.lost) if owners.lost else ""
+                    if got is not None and owners.foreign(got.reshape(shape), dim):
+                        return _together_in("backward")
+        return _together_in(owners.lost) if owners.lost else ""
     except Exception:
         return UNSEEN

@@ -12,9 +12,9 @@ Nothing is taken from a real batch but the shapes and kinds of the arguments. Th
 5. the engine's norms and sums of every parameter, with random gradients at the results, are held against autograd on
    each sample alone; then once more with the samples in the opposite order (a model may sort them) and one gradient far
    larger than the others (a backward pass may look across the batch too). Where they differ, where a gradient vanishes
-   for all samples, and where the shape of a tensor depends on values, the engine does not guess: the model runs one
-   sample at a time from then on. So it does where Python reads values of samples with consequences
-   (`sordina.gradients._reads`).
+   for all samples, and where a shape depends on values, the model runs one sample at a time from then on. So it does
+   where Python reads values of samples with consequences (`_reads`), and where operations bring them together, on
+   whatever rows (`_owners`).
 
 A structure holds for arguments of the same shapes: models do other things to longer sequences.
 """
@@ -34,7 +34,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
-from sordina.gradients._crowds import company_trials, crowd_trials
+from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
 from sordina.gradients._owners import model_brings_together
@@ -161,8 +161,8 @@ class Study:
     def _tried(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
     ) -> tuple[Structure, bool]:
+        many = batch_sizes(value)[1]
         with self._trial(value, dims, maker, double, wide) as (trial, make, alike):
-            many = batch_sizes(value)[1]
             found = trial.run(many, make(many), alike)
             if self.thorough:
                 trial.check_history()
@@ -170,6 +170,10 @@ class Study:
                     trial.check_trials(*company, found[0].outputs, optional=True)
                 for crowd in crowd_trials(self.model, self.plain, make, dims, trial.value, self.generator):
                     trial.check_trials(*crowd, found[0].outputs)
+                if not found[0].alone:
+                    sizes = crowd_sizes(self.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
+                    why = trial.brought_together(found[0], *((size, make(size)) for size in sizes))
+                    return replace(found[0], alone=why), found[1]
             return found
 
     def _in_own_precision(
@@ -295,9 +299,8 @@ class StructureTrial:
         reads, read = self._reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
         why = self.study.recorder.dynamic or differs or read
-        why = why or self._brought_together(structure, (self.rows, self.value), (many, larger))
-        if not spoke:
-            why = why or VANISHES
+        why = why or self.brought_together(structure, (self.rows, self.value), (many, larger))
+        why = why or ("" if spoke else VANISHES)
         return replace(structure, passed=passed, alone=why), spoke
 
     def _heard(self, rows: int, value: tuple[Any, Any]) -> tuple[Any, list[Tap] | None]:
@@ -320,13 +323,13 @@ class StructureTrial:
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
-    def _brought_together(self, structure: Structure, *batches: tuple[int, Any]) -> str:
+    def brought_together(self, structure: Structure, *batches: tuple[int, Any]) -> str:
         """Where operations bring samples together, on whatever rows."""
-        seed, found = self.study.seed, ""
         for rows, value in batches:
             heard = partial(self._fresh, partial(self.study.heard, rows, self.dims, value))
-            found = found or model_brings_together(heard, value, structure, rows, seed)
-        return found
+            if why := model_brings_together(heard, value, structure, rows, self.study.seed):
+                return why
+        return ""
 
     def _reads(
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
@@ -344,9 +347,8 @@ class StructureTrial:
             return [tensor.detach() for tensor in tensors]
 
         def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-            if len(one) != len(two):
-                return False
-            return all(close(a, b, place.dim if place else None) for a, b, place in zip(one, two, places, strict=True))
+            pairs = zip(one, two, places, strict=False)
+            return len(one) == len(two) and all(close(a, b, place.dim if place else None) for a, b, place in pairs)
 
         def left() -> dict[str, Any]:
             self.snapshot.restore_chance()
@@ -354,8 +356,7 @@ class StructureTrial:
             return self._kept()
 
         def company(value: tuple[Any, Any], rows: int) -> Company:
-            held = zip(tensors_in([value]), self.dims, strict=True)
-            return value, [tensor for tensor, dim in held if dim is not None], rows
+            return value, [x for x, dim in zip(tensors_in([value]), self.dims, strict=True) if dim is not None], rows
 
         try:
             both = company(self.value, self.rows), company(larger, many)
@@ -372,9 +373,9 @@ class StructureTrial:
         return work()
 
     def _check_buffers(self) -> None:
-        secret = [name for name in self.snapshot.changed_buffers() if name not in self.study.public_buffers]
-        if secret:
-            raise Unsupported(kept_words(secret[0]))
+        for name in self.snapshot.changed_buffers():
+            if name not in self.study.public_buffers:
+                raise Unsupported(kept_words(name))
 
     def _placements(
         self, few: Sequence[Tensor], many: Sequence[torch.Size], one: Sequence[Any], size: int

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from sordina.errors import InvalidInput
-from sordina.gradients._chance import UNUSUAL, InOrder
+from sordina.gradients._chance import UNUSUAL, Generators, InOrder
 from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
 from sordina.gradients._owners import brought_together
-from sordina.gradients._reads import Company, Reads, Remembered, settled
+from sordina.gradients._reads import Company, Reads, Remembered, Site, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.one_by_one import SamplePlacement
@@ -31,6 +31,8 @@ Pair = tuple[Any, Any]
 """The results of a model and the targets."""
 FEW, MANY = 3, 1024
 """Rows on which every loss is tried: few, and many, because some look across a batch only if it is large."""
+_CROWDS = 16, 64, 256
+"""Other numbers of rows for which operations are followed."""
 _PIECE = 1 << 22
 """Numbers at once."""
 _ONE_BY_ONE = 8
@@ -78,6 +80,8 @@ class LossTrials:
         """How many of the tensors are results; the others are targets."""
         self.rows = max(len(each) for each, dim in zip(self.tensors, dims, strict=True) if dim == 0)
         self.kept = KeptState(loss)
+        self.sites: frozenset[Site] = frozenset()
+        """Where Python reads of the samples what does not matter on any rows that were tried: see `decided`."""
         self.error: Exception | None = None
         """Why it could not be tried."""
         self._later = False
@@ -217,7 +221,8 @@ class LossTrials:
 
             try:
                 both = company(few, limit), company(many, limit)
-                return settled(run, both, same, lambda: company(many, 1), left)[1]
+                self.sites, why = settled(run, both, same, lambda: company(many, 1), left)
+                return why
             except Remembered as found:
                 raise memory_refusal(str(found)) from None
             except Exception:
@@ -231,23 +236,44 @@ class LossTrials:
                 return ""  # what it does not take is dealt with row by row
         return reads.unknown()
 
-    def brought_together(self) -> str:
-        """Where operations of the loss, or of its way back, bring samples together, on whatever rows."""
+    def by_chance(self) -> str:
+        """That the loss draws random numbers: a coin that is tossed for a whole batch may do anything to all of it."""
+        generators = Generators(self.loss)
         for source in self._sources(FEW):
-            pair = changed(source, lambda each: each.clone().requires_grad_() if each.is_floating_point() else each)
-            samples = list(zip(tensors_in([pair]), self.dims, strict=True))
-            asked = [(each, each.shape, dim) for each, dim in samples if dim is not None and each.requires_grad]
-
-            def forward(pair: Pair = pair, asked: Any = asked) -> tuple[Tensor, Any]:
-                return self._losses(pair, gradients=True), asked
-
+            begun = generators.states()
             with suppress(Exception):
-                self._run(source)
                 try:
-                    return brought_together(forward, samples, [SamplePlacement(0, True)], FEW)
+                    self.loss(*source)
+                    return "it draws random numbers" if generators.states() != begun else ""
                 finally:
                     self.kept.restore()
         return ""
+
+    def brought_together(self) -> str:
+        """Where operations of the loss, or of its way back, bring samples together, on whatever rows."""
+        for rows in dict.fromkeys((FEW, *_CROWDS, self.rows, self.many())):
+            for source in self._sources(rows) if rows > 1 else ():
+                with suppress(Exception):
+                    if not self._run(source).ndim:
+                        return ""  # no loss per sample: refused where it is used
+                    if found := self._followed(source, rows):
+                        return found
+                    break
+        return ""
+
+    def _followed(self, source: Pair, rows: int) -> str:
+        pair = changed(source, lambda each: each.clone().requires_grad_() if each.is_floating_point() else each)
+        samples = list(zip(tensors_in([pair]), self.dims, strict=True))
+        asked = [(each, each.shape, dim) for each, dim in samples if dim is not None and each.requires_grad]
+
+        def forward() -> tuple[Tensor, Any]:
+            self.kept.restore()
+            return self._losses(pair, gradients=True), asked
+
+        try:
+            return brought_together(forward, samples, [SamplePlacement(0, True)], rows, self.sites)
+        finally:
+            self.kept.restore()
 
     def can_be_split(self) -> bool:
         """Whether the loss takes the samples one at a time."""

@@ -128,7 +128,7 @@ class PerSample:
         found = [trials.apart(count) for count in (FEW, trials.many())]
         if False in found:
             raise trials.refusal()
-        why = trials.decided() or trials.brought_together()
+        why = trials.decided() or trials.by_chance() or trials.brought_together()
         if found[0] is None:
             if plain and pair[0].shape != pair[1].shape:
                 raise trials.not_taken()
