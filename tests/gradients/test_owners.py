@@ -73,6 +73,10 @@ TOGETHER = {
     "a scale over all, of a copy": (lambda x: x.clone().div_(x.detach().clone().norm()), VECTORS),
     "quantiles": (lambda x: x - x.flatten().quantile(0.99), VECTORS),
     "pairs of samples seen as complex": (lambda x: _as_pairs(x), VECTORS),
+    "the largest whole number": (lambda x: x.float() / x.max(), WORDS),
+    "which sample has the largest number": (lambda x: F.one_hot(x, 7) + x.argmax(0)[:, None], WORDS),
+    "whether any number is not zero": (lambda x: x * x.any(), VECTORS),
+    "how many are not zero": (lambda x: x + torch.count_nonzero(x), VECTORS),
     "a maximum for stability": (lambda x: (x - x.max()).exp().log_softmax(1), VECTORS),
 }
 

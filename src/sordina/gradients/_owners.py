@@ -225,11 +225,8 @@ class _Trials:
         ]
         if not any(self._tried(base, change, results) for base, change in trials):
             return [torch.full_like(each, SEVERAL) for each in self.owned]
-        for place in self.owners:
-            if self.leaves[place].dtype == torch.bool:
-                for constant in (torch.ones_like, torch.zeros_like):
-                    self._tried(self._with(constant), self._random, results)
-                break
+        for end in (torch.amin, torch.amax):  # the largest of many values, or whether any is true, seldom changes
+            self._tried(partial(self._constant, end, all(floats)), self._random, results)
         return self.owned
 
     def _tried(self, base: Callable[[int], Tensor], change: Callable[[int], Tensor], results: Sequence[Tensor]) -> bool:
@@ -286,11 +283,14 @@ class _Trials:
     def _halved(self, place: int) -> Tensor:
         return self.leaves[place] * 0.5 if self._number(place) else self._random(place)
 
-    def _with(self, constant: Callable[[Tensor], Tensor]) -> Callable[[int], Tensor]:
-        """Truths that are all the same, and else random values."""
-        return lambda place: (
-            constant(self.leaves[place]) if self.leaves[place].dtype == torch.bool else self._random(place)
-        )
+    def _constant(self, end: Callable[[Tensor], Tensor], numbers: bool, place: int) -> Tensor:
+        """Nothing but the least, or largest, whole number that is there, no truth, or every one; or zeros, or ones."""
+        leaf: Tensor = self.leaves[place]
+        if self._number(place) and not numbers:
+            return self._random(place)
+        if self._number(place) or leaf.dtype == torch.bool:
+            return torch.full_like(leaf, float(end is torch.amax))
+        return end(leaf).expand(leaf.shape)
 
     def _random(self, place: int) -> Tensor:
         """Normal numbers; truths; of whole numbers those that are there, which are in nobody's way as indices."""

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -217,11 +218,10 @@ class Study:
     ) -> Limits:
         def takes(limits: Limits) -> bool:
             snapshot.restore()
-            try:
+            with suppress(Exception):
                 self.plain(make(limits))
-            except Exception:
-                return False
-            return True
+                return True
+            return False
 
         return limits_found(value, dims, takes)
 
@@ -324,12 +324,14 @@ class StructureTrial:
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
     def brought_together(self, structure: Structure, *batches: tuple[int, Any]) -> str:
-        """Where operations bring samples together, on whatever rows."""
-        for rows, value in batches:
+        """Where operations bring samples together, on whatever rows and however coins fall."""
+        why, cases = "", CASES if self.chance.drew else CASES[:1]
+        for (rows, value), case in product(batches, cases):
+            self.chance.begin(case)
             heard = partial(self._fresh, partial(self.study.heard, rows, self.dims, value))
-            if why := model_brings_together(heard, value, structure, rows, self.study.seed):
-                return why
-        return ""
+            why = why or model_brings_together(heard, value, structure, rows, self.study.seed)
+        self.chance.begin(0)
+        return why
 
     def _reads(
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
@@ -409,10 +411,8 @@ class StructureTrial:
     def check_replaced(self, value: tuple[Any, Any], rows: int, places: SamplePlacements, rough: float = 1.0) -> None:
         """Refuse a model whose results for others change when a sample of ``value`` is replaced."""
         sample = int(torch.randint(rows, (), generator=self.study.generator))  # one: it moves a mean up, then down
-        trials = [
-            (change, case, 0)
-            for change, case in zip((*LOUD, torch.zeros_like, torch.ones_like), (*CASES, 0, 0), strict=True)
-        ]
+        changes = zip((*LOUD, torch.zeros_like, torch.ones_like), (*CASES, 0, 0), strict=True)
+        trials = [(change, case, 0) for change, case in changes]
         differs, as_many = False, True
         for change, case, seed in trials:
             twin = replaced(value, self.dims, sample, (sample + 1) % rows, change)
