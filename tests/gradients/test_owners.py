@@ -13,9 +13,11 @@ from tests.gradients.mixing_blocks import MIXING
 from tests.gradients.shape_blocks import SOUND
 from torch import nn
 
-from sordina.errors import InvalidInput, SordinaError
+from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.gradients import Engine
+from sordina.gradients._following import catching
 from sordina.gradients._owners import Owners
+from sordina.gradients.structure import Mixing
 from sordina.queries import VectorQuery
 from sordina.training.losses import per_sample
 
@@ -369,3 +371,177 @@ def test_losses_are_followed_in_batches_of_many_sizes(least):
     x, y = torch.randn(120), torch.randn(120)
     y[:4], y[-1] = float("nan"), 1e4
     assert torch.equal(each(x, y)[:-1], each(x[:-1], y[:-1]))
+
+
+BACK = {
+    "any": lambda g: torch.zeros_like(g) if g.isnan().any() else g,
+    "all": lambda g: g if g.isfinite().all() else torch.zeros_like(g),
+    "norm": lambda g: g * 50 / g.norm() if g.norm() > 50 else g,
+}
+
+
+def bounded(model, losses, rows=32, threshold=0.1):
+    """Whether the last record of a batch changes the clipped sum by no more than the threshold."""
+    sums = []
+    with Engine(model) as engine:
+        engine.record(losses(model, (torch.randn(rows, 6), torch.arange(rows) % 2))).scalars()
+        for count in (rows, rows - 1):
+            x, y = inputs((6,), rows), torch.arange(rows) % 2
+            x[:4, 2], x[-1, 2] = -1, float("nan")
+            tape = engine.record(losses(model, (x[:count], y[:count])))
+            norms = tape.scalars().norms
+            own = torch.where(norms.isfinite(), (threshold / norms.clamp_min(1e-30)).clamp(max=1), 0.0)
+            sums.append(tape.contract([VectorQuery(own)])[0])
+    return float((sums[0] - sums[1]).norm()) <= threshold * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("way", BACK)
+def test_guards_on_the_way_back_of_a_model_let_nobody_decide_for_others(way):
+    """One record that is no number had wiped out all gradients: 4.6 times the bound at 32, 73 at 512."""
+
+    class Guarded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            hidden = self.inner(x)
+            if hidden.requires_grad:
+                hidden.register_hook(BACK[way])
+            return self.head(hidden)
+
+    assert bounded(Guarded(), cross_entropy)
+
+
+@pytest.mark.parametrize("way", BACK)
+def test_guards_on_the_way_back_of_a_loss_let_nobody_decide_for_others(way):
+    def guarded(output, target):
+        if output.requires_grad:
+            output.register_hook(BACK[way])
+        return F.cross_entropy(output, target, reduction="none")
+
+    each = per_sample(guarded)
+    assert bounded(
+        nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2)), lambda model, batch: each(model(batch[0]), batch[1])
+    )
+
+
+def exists(truths):
+    return bool(truths.any())
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda x, m: x.masked_fill(m, 0).mean(0) if exists(m) and exists(~m) else None,
+        lambda x, m: torch.tensor([column.mean() for column in x.t()]),
+        lambda x, m: torch.FloatTensor([column.mean() for column in x.t()]),
+        lambda x, m: torch.as_tensor([column.mean() for column in x.t()]),
+        lambda x, m: x.new_tensor([column.mean() for column in x.t()]),
+    ],
+    ids=["one line read twice", "tensor", "FloatTensor", "as_tensor", "new_tensor"],
+)
+def test_values_that_pass_by_the_dispatcher_or_behind_two_guards_are_seen(fill):
+    class Filling(Imputing):
+        def forward(self, x):
+            missing = x == -1
+            values = fill(x, missing)
+            return self.net(x if values is None else torch.where(missing, values, x))
+
+    model = Filling(None)
+    with Engine(model) as engine:
+        model(torch.randn(32, 6))
+        assert engine._calls._last.alone
+
+
+def test_a_loss_that_catches_errors_is_computed_one_by_one():
+    def loss(output, target):
+        try:
+            return F.cross_entropy(output, target, reduction="none")
+        except IndexError:
+            return output.sum(1) * 0
+
+    each = per_sample(loss)
+    x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 7])
+    assert torch.equal(each(x, y)[:5], each(x[:5], y[:5]))
+    assert each(x, y)[:5].all()
+
+
+def test_code_that_catches_is_told_from_code_that_closes():
+    def closes(x):
+        with torch.no_grad():
+            return x
+
+    def closes_at_last(x):
+        try:
+            return x
+        finally:
+            del x
+
+    def catches(x):
+        try:
+            return x
+        except ValueError:
+            return None
+
+    def catches_all(x):
+        try:
+            return x
+        except:  # noqa: E722
+            return None
+
+    assert not any(map(catching, (closes, closes_at_last, nn.Linear(2, 2))))
+    assert all(map(catching, (catches, catches_all)))
+
+
+def test_what_only_rare_rows_leave_behind_is_a_memory():
+    class Ever(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.ever = nn.Linear(6, 2), torch.zeros(6, dtype=torch.bool)
+
+        def forward(self, x):
+            self.ever = self.ever | (x == -999).any(0)
+            return self.net(x * ~self.ever)
+
+    model = Ever()
+    with Engine(model), pytest.raises(Unsupported, match="keeps data between batches"):
+        model(torch.randn(8, 6))
+
+
+def test_what_is_kept_of_the_last_batch_alone_is_none():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.last = nn.Linear(6, 2), None
+
+        def forward(self, x):
+            self.last = self.net(x).detach()
+            return self.net(x)
+
+    model = Last()
+    with Engine(model) as engine:
+        model(torch.randn(8, 6))
+        assert not engine._calls._last.alone
+
+
+def test_mixing_that_begins_later_is_found_where_tests_are_demanded():
+    """At random steps, and in the last one."""
+
+    class Later(Imputing):
+        steps = 0
+
+        def forward(self, x):
+            self.steps += self.training
+            return super().forward(x)
+
+    model = Later(lambda x, missing: model.steps > 4)
+
+    def run(engine):
+        for _ in range(8):
+            model(torch.randn(8, 6))
+        engine.demand_tests()
+        model(torch.randn(8, 6))
+
+    with Engine(model) as engine, pytest.raises(Mixing, match="did not before"):
+        run(engine)

@@ -182,11 +182,11 @@ def _refuse_mixing(module: nn.Module, example: Tensor) -> None:
 
     def tried(maker: Maker, double: bool, wide: bool) -> bool:
         try:
-            with study._trial(value, dims, maker, double, wide) as (found, make, _):
+            with study.trial(value, dims, maker, double, wide) as (found, make, _):
                 larger = make(many)
                 found._check_memory(larger)
                 found.check_history()
-                together, more = (found._fresh(partial(study.plain, each)) for each in (found.value, larger))
+                together, more = (found.fresh(partial(study.plain, each)) for each in (found.value, larger))
                 alone = found._apart(found.value)
                 found._compare(together, alone, found._placements(together, [one.shape for one in more], alone, many))
         except Mixing:
@@ -202,4 +202,4 @@ def _refuse_mixing(module: nn.Module, example: Tensor) -> None:
             return False
         return True
 
-    any(tried(*way) for way in study._ways(value, dims))
+    any(tried(*way) for way in study.ways(value, dims))

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
+from sordina.gradients._following import TOGETHER, still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
-from sordina.gradients._owners import TOGETHER
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
     Attributes,
@@ -53,6 +53,12 @@ from sordina.gradients.structure import ADVICE, Mixing, Structure
 
 STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
+FOLLOWED = 0.25
+"""How often operations are followed again at a removal test."""
+BEGAN = (
+    "samples mix: operations bring them together that did not before, so no per-sample bound exists, nor does one hold "
+    f"for the steps since this began. {ADVICE}"
+)
 STUDY_FIRST = 128
 """How many lie, on average, before the second look."""
 
@@ -127,6 +133,8 @@ class Calls:
         """How the model ran last."""
         self._went_back = False
         """Whether the last removal test also went the way back."""
+        self._follow = False
+        """Whether operations are to be followed at the next removal test for certain."""
 
     def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         """The model's forward pass, or the ``whole`` of what happens when the model is called."""
@@ -145,7 +153,7 @@ class Calls:
     def demand_tests(self) -> None:
         """Do the removal test on the next call for certain, the way back included."""
         self.removal.force()
-        self._went_back = False
+        self._went_back, self._follow = False, True
 
     def _again(self, value: tuple[Any, Any], structure: Structure) -> Any:
         """As the model ran last, one sample at a time."""
@@ -266,6 +274,8 @@ class Calls:
         known = self._known.get((shapes, alike))
         if known is None or due:
             before, known = known, self._learned(value, sizes, again=alike in self._alike)
+            if before is not None and not before.alone and known.alone.startswith(TOGETHER):
+                raise Mixing(BEGAN)
             shown = self._together.get(alike, "") or ("" if before is None else before.alone)
             if shown and shown != VANISHES:  # no later look takes it back
                 known = replace(known, alone=shown)
@@ -299,10 +309,8 @@ class Calls:
         kind = described(value), tuple(len(shape) for _, shape in shapes)
         seen = self._constants.setdefault(kind[0], set())
         constant = frozenset(place for place, shape in shapes if (place, shape) in seen)
-        study = Study(
-            self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, not again, seed,
-            constant, self._dims.get(kind) if self._unclear(value, sizes[0]) else None,
-        )  # fmt: skip
+        known = self._dims.get(kind) if self._unclear(value, sizes[0]) else None
+        study = self._new_study(not again, seed, constant, known)
         refusal: Unsupported | None = None
         for rows in sizes:
             try:
@@ -323,6 +331,9 @@ class Calls:
         if again:
             raise type(refusal)(f"{refusal} Nor does one hold for the steps since this began.") from refusal
         raise refusal
+
+    def _new_study(self, *how: Any) -> Study:
+        return Study(self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, *how)
 
     def _unclear(self, value: tuple[Any, Any], rows: int) -> bool:
         """Whether a tensor has several dimensions of as many elements as there are samples."""
@@ -395,6 +406,11 @@ class Calls:
             self._went_back = not self._went_back or CHANCE.random() < 0.5
             if self._went_back:
                 mixes = backward_mixes(self.model, run, value, inputs, outputs, rows, before)
+        if not mixes and not structure.alone and (self._follow or CHANCE.random() < FOLLOWED):
+            self._follow = False
+            study = self._new_study(False, CHANCE.getrandbits(48))
+            if not still_apart(study, value, structure, rows):
+                raise Mixing(BEGAN)
         if mixes:
             raise Mixing(
                 "samples mix: without one sample the model says something else of others, or of their gradients, so no "

@@ -12,12 +12,12 @@ nobody's, samples may mix, and the model runs one sample at a time (`sordina.gra
 meet. That a value was computed from several samples says only that it *may* depend on them: nothing is refused by it.
 
 What this does not see: what Python reads of values (`sordina.gradients._reads` does), and what depends on how many
-samples there are (studies compare a sample in company with the same alone).
+samples there are (studies compare a sample in company with the same alone). `sordina.gradients._following` follows
+passes of models and losses as a whole.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,12 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sordina.gradients._hooks import Tap
-from sordina.gradients._reads import MOST_TURNS, SHAPES, Reads, Site, memory_of
-from sordina.gradients._rehearsal import gone_back
-from sordina.gradients._tracing import tensors_in
-from sordina.gradients.one_by_one import SamplePlacement
-from sordina.gradients.structure import Structure
+from sordina.gradients._reads import SHAPES, memory_of
 
 SEVERAL = 255
 """The owner of what may depend on more than one sample."""
@@ -376,110 +371,3 @@ def _same_chance(func: Any, leaves: Leaves) -> Iterator[Callable[[], None] | Non
     yield again
     if after:
         again(after)
-
-
-# A pass of a model, or of a loss, as a whole.
-
-TOGETHER = "operations bring samples together"
-UNSEEN = "it cannot be watched while it runs"
-
-
-def _together_in(where: str) -> str:
-    return f"{TOGETHER} ({where})"
-
-
-Asked = tuple[Any, torch.Size, int]
-"""Where a gradient is asked for on the way back: a tensor or an edge of the graph, its shape, and where samples lie."""
-
-
-def model_brings_together(
-    heard: Callable[[], tuple[Any, Sequence[Tap]]], value: Any, structure: Structure, rows: int, seed: int
-) -> str:
-    """Where a model and the way back to its taps bring samples together.
-
-    Args:
-        heard: The model's forward pass on ``value``: its results and taps.
-        value: The arguments, with ``rows`` samples.
-        structure: Where they lie, and what Python reads of them.
-        rows: How many there are.
-        seed: Of what operations are tried with.
-    """
-
-    def forward() -> tuple[Any, list[Asked]]:
-        result, taps = heard()
-        placed = [(tap, place) for tap in taps if (place := structure.taps.get(tap.key)) is not None]
-        return result, [(tap.edge, tap.shape, place.dim) for tap, place in placed]
-
-    inputs = list(zip(tensors_in([value]), structure.inputs, strict=True))
-    return brought_together(forward, inputs, structure.outputs, rows, structure.reads, seed)
-
-
-def brought_together(
-    forward: Callable[[], tuple[Any, Sequence[Asked]]],
-    inputs: Sequence[tuple[Tensor, int | None]],
-    outputs: Sequence[SamplePlacement | None],
-    rows: int,
-    reads: frozenset[Site],
-    seed: int = 0,
-) -> str:
-    """Where a forward pass and its way back bring samples together; empty if they do not.
-
-    Args:
-        forward: Gives results, and where to go back to.
-        inputs: The tensors among its arguments, and where their samples lie.
-        outputs: Where they lie in the results.
-        rows: How many samples there are.
-        reads: Where Python reads truths about all samples, or any: what it does where they turn is followed too.
-        seed: Of what operations are tried with.
-    """
-    held = [(tensor, dim) for tensor, dim in inputs if dim is not None]
-
-    def turned(sites: frozenset[Site]) -> tuple[Any, Sequence[Asked]]:
-        if not sites:
-            return forward()
-        with Reads([tensor for tensor, _ in held], rows, sites):
-            return forward()
-
-    pairs = itertools.combinations(sorted(reads), 2)
-    turns = {frozenset[Site](), *(frozenset({site}) for site in reads), *map(frozenset, pairs), reads}
-    if len(turns) > MOST_TURNS:
-        return _together_in("in too many ways")
-    for sites in sorted(turns, key=len):
-        try:
-            if sites:
-                turned(sites)
-        except Exception:
-            continue  # a check that fails
-        if found := _followed(partial(turned, sites), held, outputs, Owners(rows, seed)):
-            return found
-    return ""
-
-
-def _followed(
-    forward: Callable[[], tuple[Any, Sequence[Asked]]],
-    held: Sequence[tuple[Tensor, int]],
-    outputs: Sequence[SamplePlacement | None],
-    owners: Owners,
-) -> str:
-    try:
-        with owners:
-            for tensor, dim in held:
-                owners.own(tensor, dim)
-            result, asked = forward()
-            placed = [(x, y.dim) for x, y in zip(tensors_in([result]), outputs, strict=True) if y is not None]
-            if any(owners.foreign(tensor, dim) for tensor, dim in placed):
-                return _together_in("forward")
-            learned = [(x, dim) for x, dim in placed if x.requires_grad and x.is_floating_point()]
-            if any(owners.ownerless(tensor) for tensor, _ in learned):
-                return UNSEEN
-            upstream = [torch.ones_like(tensor) for tensor, _ in learned]
-            for gradient, (_, dim) in zip(upstream, learned, strict=True):
-                owners.own(gradient, dim)
-            if learned and asked:
-                found = gone_back([tensor for tensor, _ in learned], [each for each, _, _ in asked], upstream)
-                for got, (_, shape, dim) in zip(found, asked, strict=True):
-                    if got is not None and owners.foreign(got.reshape(shape), dim):
-                        return _together_in("backward")
-        return _together_in(owners.lost) if owners.lost else ""
-    except Exception:
-        return UNSEEN

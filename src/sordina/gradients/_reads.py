@@ -37,6 +37,10 @@ Site = tuple[str, int, int]
 """A file, a line and a place in it."""
 WHOLE = {"tolist", "numpy", "__array__", "__dlpack__", "__cuda_array_interface__", "__array_interface__"}
 """Ways to many values at once, which PyTorch's dispatcher does not see."""
+MAKING = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
+"""Functions that make a tensor of numbers: values of tensors in a list, which the dispatcher does not see either."""
+NUMBERS = {"__float__", "__int__", "__index__", "__complex__"}
+"""Ways to one value, which it does not always see."""
 CHECKS = {"one_hot"}
 """Functions that read values to check them only."""
 SHAPES = {
@@ -78,9 +82,14 @@ class Read:
 class Reads:
     """Around a forward pass: notes what Python reads of the samples."""
 
-    def __init__(self, samples: Iterable[Tensor], rows: int, turned: frozenset[Site] = frozenset()) -> None:
-        """Watch for values computed from ``samples``, of ``rows`` samples; answers at ``turned`` are negated."""
-        self.rows, self.turned = rows, turned
+    def __init__(
+        self, samples: Iterable[Tensor], rows: int, turned: frozenset[Site] = frozenset(), first: int | None = None
+    ) -> None:
+        """Watch for values computed from ``samples``, of ``rows`` samples; answers at ``turned`` are negated.
+
+        Where ``first`` is given, only so many of them at each place.
+        """
+        self.rows, self.turned, self.first = rows, turned, first
         self.found: list[Read] = []
         self.unclear: dict[tuple[Site | None, torch.Size], str] = {}
         """Truths (and how they came to be) whose shape does not tell whether they have rows for each sample."""
@@ -122,6 +131,8 @@ class Reads:
         """Something was read."""
         site = _site()
         if site is not None:
+            if _going_back() and site not in {read.site for read in self.found}:
+                calm = None  # one gradient may decide for all; what a checkpoint computes again was read before
             self.found.append(Read(site, name, calm, value))
         return site
 
@@ -183,8 +194,17 @@ class Reads:
             self.note(name)
             return
         self._truths.add(memory)
-        if self.note(name, calm, bool(result)) in self.turned:
+        site = self.note(name, calm, bool(result))
+        if site in self.turned and (self.first is None or self._times(site) <= self.first):
             result.logical_not_()
+
+    def _times(self, site: Site | None) -> int:
+        """How often something was read at a place."""
+        return sum(read.site == site for read in self.found)
+
+    def truth(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a truth about all samples, or any, which was noted when it came to be."""
+        return memory_of(tensor) in self._truths
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -206,7 +226,9 @@ class _Functions(TorchFunctionMode):
         reads, name = self.reads, getattr(func, "__name__", "")
         if name == "__get__":
             return func(*args, **(kwargs or {}))
-        if name in WHOLE and reads.holds(tensors_in(args)):
+        given = list(tensors_in(args)) if name in WHOLE | MAKING | NUMBERS else []
+        nested = name not in MAKING or not (args and isinstance(args[0], Tensor) and len(given) == 1)
+        if given and nested and reads.holds(given) and not all(map(reads.truth, given)):
             reads.note(name)
         before, reads.function = reads.function, name
         try:
@@ -217,6 +239,12 @@ class _Functions(TorchFunctionMode):
             raise
         finally:
             reads.function = before
+
+
+def _going_back() -> bool:
+    """Whether a backward pass runs."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() >= 0
 
 
 def memory_of(tensor: Tensor) -> int:

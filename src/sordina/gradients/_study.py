@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -36,9 +35,9 @@ from torch.autograd.graph import get_gradient_edge
 from sordina.errors import Unsupported
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
+from sordina.gradients._following import brings_together, remembered
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
-from sordina.gradients._owners import model_brings_together
 from sordina.gradients._reads import Company, Remembered, Site, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
@@ -120,7 +119,7 @@ class Study:
                 continue
             silent: Structure | None = None
             why = ""
-            for maker, double, wide in self._ways(value, dims):
+            for maker, double, wide in self.ways(value, dims):
                 try:
                     found, spoke = self._tried(value, dims, maker, double, wide)
                     if double and self.thorough:
@@ -148,7 +147,7 @@ class Study:
             "number of samples must be possible."
         ) from failure
 
-    def _ways(self, value: tuple[Any, Any], dims: Dims) -> Iterator[tuple[Maker, bool, bool]]:
+    def ways(self, value: tuple[Any, Any], dims: Dims) -> Iterator[tuple[Maker, bool, bool]]:
         """How to make rows, whether in double precision (not every model can, or is small), and whether from a range.
 
         Whole numbers come from as large a range as the model takes, and if that fails, are the smallest.
@@ -163,17 +162,19 @@ class Study:
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
     ) -> tuple[Structure, bool]:
         many = batch_sizes(value)[1]
-        with self._trial(value, dims, maker, double, wide) as (trial, make, alike):
+        with self.trial(value, dims, maker, double, wide) as (trial, make, alike):
             found = trial.run(many, make(many), alike)
             if self.thorough:
                 trial.check_history()
+                if name := remembered(trial, make(trial.rows)):
+                    raise Unsupported(remembers_words(name))
                 for company in company_trials(make(many), dims, self.generator):
                     trial.check_trials(*company, found[0].outputs, optional=True)
                 for crowd in crowd_trials(self.model, self.plain, make, dims, trial.value, self.generator):
                     trial.check_trials(*crowd, found[0].outputs)
                 if not found[0].alone:
                     sizes = crowd_sizes(self.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
-                    why = trial.brought_together(found[0], *((size, make(size)) for size in sizes))
+                    why = brings_together(trial, found[0], [(size, make(size)) for size in sizes])
                     return replace(found[0], alone=why), found[1]
             return found
 
@@ -182,7 +183,7 @@ class Study:
     ) -> None:
         """What a model does in its own precision only (a scale over the batch against overflow) no double one shows."""
         many = batch_sizes(value)[1]
-        with self._trial(value, dims, maker, False, wide) as (trial, make, _):
+        with self.trial(value, dims, maker, False, wide) as (trial, make, _):
             try:
                 rough = 20.0 if self.recorder.dynamic else 4.0
                 trial.check_replaced(trial.value, trial.rows, places, rough)
@@ -193,7 +194,7 @@ class Study:
                 return  # it will be said where the model runs on the batch itself
 
     @contextmanager
-    def _trial(
+    def trial(
         self, value: tuple[Any, Any], dims: Dims, maker: Maker, double: bool, wide: bool
     ) -> Iterator[tuple[StructureTrial, Callable[[int], tuple[Any, Any]], Callable[[], Any]]]:
         """A trial on few rows, what makes more, and what makes positive ones."""
@@ -299,19 +300,19 @@ class StructureTrial:
         reads, read = self._reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
         why = self.study.recorder.dynamic or differs or read
-        why = why or self.brought_together(structure, (self.rows, self.value), (many, larger))
+        why = why or brings_together(self, structure, [(self.rows, self.value), (many, larger)])
         why = why or ("" if spoke else VANISHES)
         return replace(structure, passed=passed, alone=why), spoke
 
     def _heard(self, rows: int, value: tuple[Any, Any]) -> tuple[Any, list[Tap] | None]:
         """A forward pass with taps; without, where listening fails and the model alone does not."""
         try:
-            return self._fresh(partial(self.study.heard, rows, self.dims, value))  # type: ignore[no-any-return]
+            return self.fresh(partial(self.study.heard, rows, self.dims, value))  # type: ignore[no-any-return]
         except Exception:
-            return self._fresh(partial(self.study.plain, value)), None
+            return self.fresh(partial(self.study.plain, value)), None
 
     def _apart(self, value: tuple[Any, Any]) -> list[list[Tensor]]:
-        return [self._fresh(partial(self.study.plain, part(value, self.dims, row))) for row in range(self.rows)]
+        return [self.fresh(partial(self.study.plain, part(value, self.dims, row))) for row in range(self.rows)]
 
     def _other_way(self, structure: Structure) -> str:
         """What differs with the samples in the opposite order, one of them with a far larger gradient."""
@@ -323,16 +324,6 @@ class StructureTrial:
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
-    def brought_together(self, structure: Structure, *batches: tuple[int, Any]) -> str:
-        """Where operations bring samples together, on whatever rows and however coins fall."""
-        why, cases = "", CASES if self.chance.drew else CASES[:1]
-        for (rows, value), case in product(batches, cases):
-            self.chance.begin(case)
-            heard = partial(self._fresh, partial(self.study.heard, rows, self.dims, value))
-            why = why or model_brings_together(heard, value, structure, rows, self.study.seed)
-        self.chance.begin(0)
-        return why
-
     def _reads(
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
     ) -> tuple[frozenset[Site], str]:
@@ -341,7 +332,7 @@ class StructureTrial:
 
         def run(value: tuple[Any, Any]) -> list[Tensor]:
             kept.restore()
-            tensors = self._fresh(partial(self.study.plain, value))
+            tensors = self.fresh(partial(self.study.plain, value))
             wanted = [get_gradient_edge(each) for each in self.study.parameters.values()]
             chosen = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
             if chosen and wanted:
@@ -370,7 +361,8 @@ class StructureTrial:
         finally:
             kept.restore()
 
-    def _fresh(self, work: Callable[[], Any]) -> Any:
+    def fresh(self, work: Callable[[], Any]) -> Any:
+        """What ``work`` says, with the model as it was."""
         self.snapshot.restore()
         return work()
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import UNUSUAL, Generators, InOrder
+from sordina.gradients._following import brought_together, catching
 from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
-from sordina.gradients._owners import brought_together
 from sordina.gradients._reads import Company, Reads, Remembered, Site, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
@@ -206,8 +206,14 @@ class LossTrials:
             return torch.allclose(one[0], two[0], 1e-4, 1e-4) if one[0].shape == two[0].shape else False
 
         def run(pair: Pair) -> list[Tensor]:
+            """There and back: a hook on the results may read their gradients."""
             self.kept.restore()
-            return [self._call(pair, gradients=False)]
+            pair = changed(pair, lambda each: each.clone().requires_grad_() if each.is_floating_point() else each)
+            leaves = [each for each in tensors_in([pair]) if each.requires_grad]
+            losses = self._losses(pair, gradients=True)
+            if losses.requires_grad:
+                torch.autograd.grad(losses, leaves, losses.detach(), allow_unused=True)
+            return [losses.detach().nan_to_num()]
 
         for limit in self._limits():
             last = self._made(few, limit)
@@ -250,7 +256,9 @@ class LossTrials:
         return ""
 
     def brought_together(self) -> str:
-        """Where operations of the loss, or of its way back, bring samples together, on whatever rows."""
+        """Where operations of the loss, or of its way back, bring samples together, on whatever rows; or errors do."""
+        if found := catching(self.loss):
+            return found
         for rows in dict.fromkeys((FEW, *_CROWDS, self.rows, self.many())):
             for source in self._sources(rows) if rows > 1 else ():
                 with suppress(Exception):

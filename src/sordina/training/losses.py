@@ -121,6 +121,8 @@ class PerSample:
         """Refuse a loss that mixes samples, or remembers them; and find out whether it must run on one at a time."""
         if self._stateful is not None and not LossWatch.checking and self._stateful[1].due():
             self._refuse_memory(self._stateful[0].at_present())
+            if kind not in self._apart and self._stateful[0].brought_together():
+                raise self._stateful[0].refusal()
         if rows <= self._tried.get(kind, 0):
             return
         trials = LossTrials(self.loss, pair, dims, plain)

@@ -1,0 +1,244 @@
+"""Passes of models and losses, followed by `sordina.gradients._owners`: do operations bring samples together?
+
+A pass is followed when a model or a loss is studied, in batches of several sizes, also behind guards that Python reads
+(``if mask.any():``), which are turned around for it; a model's again at random steps and in the last one, with as many
+made-up samples as the batch has. What a model still holds of a batch when another one has followed is a memory.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sordina.gradients._chance import CASES
+from sordina.gradients._crowds import crowd_sizes
+from sordina.gradients._hooks import Tap
+from sordina.gradients._kept_state import _installed
+from sordina.gradients._owners import Owners
+from sordina.gradients._reads import MOST_TURNS, Reads, Site
+from sordina.gradients._rehearsal import gone_back
+from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.one_by_one import SamplePlacement
+from sordina.gradients.structure import Structure
+
+if TYPE_CHECKING:
+    from sordina.gradients._study import StructureTrial, Study
+
+TOGETHER = "operations bring samples together"
+UNSEEN = "it cannot be watched while it runs"
+
+
+def _together_in(where: str) -> str:
+    return f"{TOGETHER} ({where})"
+
+
+Asked = tuple[Any, torch.Size, int]
+"""Where a gradient is asked for on the way back: a tensor or an edge of the graph, its shape, and where samples lie."""
+
+
+def model_brings_together(
+    heard: Callable[[], tuple[Any, Sequence[Tap]]], value: Any, structure: Structure, rows: int, seed: int
+) -> str:
+    """Where a model and the way back to its taps bring samples together.
+
+    Args:
+        heard: The model's forward pass on ``value``: its results and taps.
+        value: The arguments, with ``rows`` samples.
+        structure: Where they lie, and what Python reads of them.
+        rows: How many there are.
+        seed: Of what operations are tried with.
+    """
+
+    def forward() -> tuple[Any, list[Asked]]:
+        result, taps = heard()
+        placed = [(tap, place) for tap in taps if (place := structure.taps.get(tap.key)) is not None]
+        return result, [(tap.edge, tap.shape, place.dim) for tap, place in placed]
+
+    inputs = list(zip(tensors_in([value]), structure.inputs, strict=True))
+    return brought_together(forward, inputs, structure.outputs, rows, structure.reads, seed)
+
+
+def brought_together(
+    forward: Callable[[], tuple[Any, Sequence[Asked]]],
+    inputs: Sequence[tuple[Tensor, int | None]],
+    outputs: Sequence[SamplePlacement | None],
+    rows: int,
+    reads: frozenset[Site],
+    seed: int = 0,
+) -> str:
+    """Where a forward pass and its way back bring samples together; empty if they do not.
+
+    Args:
+        forward: Gives results, and where to go back to.
+        inputs: The tensors among its arguments, and where their samples lie.
+        outputs: Where they lie in the results.
+        rows: How many samples there are.
+        reads: Where Python reads truths about all samples, or any: what it does where they turn is followed too.
+        seed: Of what operations are tried with.
+    """
+    held = [(tensor, dim) for tensor, dim in inputs if dim is not None]
+
+    def turned(sites: frozenset[Site], first: int | None) -> tuple[Any, Sequence[Asked]]:
+        if not sites:
+            return forward()
+        with Reads([tensor for tensor, _ in held], rows, sites, first) as watched:
+            found = forward()
+        seen.extend(read.site for read in watched.found)
+        return found
+
+    pairs = itertools.combinations(sorted(reads), 2)
+    turns = {frozenset[Site](), *(frozenset({site}) for site in reads), *map(frozenset, pairs), reads}
+    if len(turns) > MOST_TURNS:
+        return _together_in("in too many ways")
+    for sites in sorted(turns, key=len):
+        seen = list[Site]()
+        try:
+            if sites:
+                turned(sites, None)
+        except Exception:
+            seen = []  # a check that fails
+        else:
+            if found := _followed(partial(turned, sites, None), held, outputs, Owners(rows, seed)):
+                return found
+        often = max((seen.count(site) for site in sites), default=0)
+        for first in range(1, min(often, DEEPEST + 1)):  # one line may read several things, one behind the other
+            if found := _followed(partial(turned, sites, first), held, outputs, Owners(rows, seed)):
+                return found
+    return ""
+
+
+DEEPEST = 3
+"""So many of the answers at one line are turned without the later ones."""
+
+
+def _followed(
+    forward: Callable[[], tuple[Any, Sequence[Asked]]],
+    held: Sequence[tuple[Tensor, int]],
+    outputs: Sequence[SamplePlacement | None],
+    owners: Owners,
+) -> str:
+    try:
+        with owners:
+            for tensor, dim in held:
+                owners.own(tensor, dim)
+            result, asked = forward()
+            placed = [(x, y.dim) for x, y in zip(tensors_in([result]), outputs, strict=True) if y is not None]
+            if any(owners.foreign(tensor, dim) for tensor, dim in placed):
+                return _together_in("forward")
+            learned = [(x, dim) for x, dim in placed if x.requires_grad and x.is_floating_point()]
+            if any(owners.ownerless(tensor) for tensor, _ in learned):
+                return UNSEEN
+            upstream = [torch.ones_like(tensor) for tensor, _ in learned]
+            for gradient, (_, dim) in zip(upstream, learned, strict=True):
+                owners.own(gradient, dim)
+            if learned and asked:
+                found = gone_back([tensor for tensor, _ in learned], [each for each, _, _ in asked], upstream)
+                for got, (_, shape, dim) in zip(found, asked, strict=True):
+                    if got is not None and owners.foreign(got.reshape(shape), dim):
+                        return _together_in("backward")
+        return _together_in(owners.lost) if owners.lost else ""
+    except Exception:
+        return UNSEEN
+
+
+def brings_together(trial: StructureTrial, structure: Structure, batches: Sequence[tuple[int, Any]]) -> str:
+    """Where operations of the model on trial bring samples together, on whatever rows and however coins fall.
+
+    Args:
+        trial: The model, aside.
+        structure: What is known of it.
+        batches: Numbers of samples, and arguments for as many.
+    """
+    why, cases = "", CASES if trial.chance.drew else CASES[:1]
+    for (rows, value), case in itertools.product(batches, cases):
+        trial.chance.begin(case)
+        heard = partial(trial.fresh, partial(trial.study.heard, rows, trial.dims, value))
+        why = why or model_brings_together(heard, value, structure, rows, trial.study.seed)
+    trial.chance.begin(0)
+    return why or catching(trial.study.model)
+
+
+def still_apart(study: Study, value: tuple[Any, Any], structure: Structure, rows: int) -> bool:
+    """Whether operations of the model as it is now still keep samples apart, with few samples and with ``rows``.
+
+    Args:
+        study: Of the model, from now.
+        value: Arguments, of which nothing but their form is used.
+        structure: What was learned of such calls.
+        rows: How many samples there are.
+    """
+    for maker, double, wide in study.ways(value, structure.inputs):
+        try:
+            with study.trial(value, structure.inputs, maker, double, wide) as (trial, make, _):
+                sizes = [size for size in crowd_sizes(study.plain, structure.inputs, trial.value, rows) if size <= rows]
+                batches = [(trial.rows, trial.value), *((size, make(size)) for size in sizes[-1:])]
+                found = brings_together(trial, structure, batches)
+        except Exception:
+            continue  # it does not take such rows
+        if not found.startswith(UNSEEN):
+            return not found
+    return True
+
+
+def remembered(trial: StructureTrial, other: tuple[Any, Any]) -> str:
+    """Where a model still has values of a batch when the ``other`` has followed; empty if nowhere."""
+    after = changed(other, torch.clone)
+    samples = [(tensor, dim) for tensor, dim in zip(tensors_in([trial.value]), trial.dims, strict=True)]
+    try:
+        with Owners(trial.rows, trial.study.seed) as owners:
+            for tensor, dim in samples:
+                if dim is not None:
+                    owners.own(tensor, dim)
+            trial.fresh(partial(trial.study.plain, trial.value))
+            results = trial.study.plain(after)
+            if not all(map(owners.ownerless, results)):
+                return "(what it says of the next batch)"
+            public = trial.study.public_buffers
+            kept = (name for name, each in _held_by(trial.study.model) if not owners.ownerless(each))
+            return next((name for name in kept if name not in public), "")
+    except Exception:
+        return ""  # that it cannot be followed is said elsewhere
+
+
+def _held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that the modules of a model hold, but for parameters."""
+    for prefix, module in model.named_modules():
+        own = {key: each for key, each in vars(module).items() if key not in ("_parameters", "_modules", "_buffers")}
+        for key, value in (*own.items(), *module._buffers.items()):
+            for tensor in tensors_in([value]):
+                yield f"{prefix}.{key}" if prefix else key, tensor
+
+
+CATCHES = "errors are caught in {}: who gets one may decide for all"
+
+
+def catching(*holders: Any) -> str:
+    """Where code of one's own among these functions, objects and modules catches errors; empty if nowhere."""
+    for holder in holders:
+        parts = holder.modules() if isinstance(holder, nn.Module) else [holder]
+        for part in parts:
+            while isinstance(part, partial):
+                part = part.func
+            names = ("forward", "__call__", "__code__")
+            functions = [part] if hasattr(part, "__code__") else [getattr(type(part), name, None) for name in names]
+            for function in functions:
+                code = getattr(function, "__code__", None)
+                if code is None or _installed(getattr(function, "__module__", None) or ""):
+                    continue
+                if _catches(code):
+                    return CATCHES.format(getattr(function, "__qualname__", code.co_name))
+    return ""
+
+
+def _catches(code: CodeType) -> bool:
+    names = [each.opname for each in dis.get_instructions(code)]
+    typed = {"CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"} & set(names)
+    bare = any(pair == ("PUSH_EXC_INFO", "POP_TOP") for pair in itertools.pairwise(names))
+    return bool(typed or bare or any(_catches(each) for each in code.co_consts if isinstance(each, CodeType)))
