@@ -1,8 +1,8 @@
 """Items of a data set of texts, made-up ones in their form, and a collator that is watched.
 
 A collator puts items together. One that puts two texts into one sequence, or writes something of one text into the
-row of another, breaks the bound per text. So it is tried before a run on made-up items, and at random times on the
-items drawn: one item is replaced, and the rows of the others may not change.
+row of another, breaks the bound per text. So it is tried before a run on made-up items, where one is replaced and the
+rows of the others may not change, and on all items of the data; and at random times on the items drawn.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.removal import CHANCE, RemovalSchedule
 from sordina.integrations.text_losses import IGNORED, base_of, to_device
+from sordina.training.collate_trials import mixes_somewhere
 
 Item = dict[str, Any]
 MADE_UP, SHORTEST, LOOKS = 5, 4, 24
@@ -284,6 +285,16 @@ class WatchedCollator:
                 raise Unsupported(REMEMBERS)
         self.stand_in = lambda: made_up_items(like, limits, random.Random(CHANCE.getrandbits(64)), alike)
         return batch, MADE_UP
+
+    def look_through(self, items: TextItems) -> None:
+        """Refuse a collator of the user's that makes another row of any item when others are with it.
+
+        Args:
+            items: All of them are tried, or as many as there is time for.
+        """
+        known = type(self.collator).__module__.split(".")[0] in ("transformers", "sordina")
+        if not known and mixes_somewhere(self.collator, items, len(items)):
+            raise Unsupported(f"{MIXES} Nothing was spent.")
 
     def _tried(
         self, like: Item, limits: TextLimits, rng: random.Random, *, alike: bool, items: int = MADE_UP
