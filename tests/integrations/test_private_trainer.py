@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import torch
@@ -338,6 +339,25 @@ def with_noise(items):
     return {**batch, "input_ids": batch["input_ids"].masked_fill(drawn & (batch["input_ids"] > 0), 4)}
 
 
+def with_tosses(items):
+    """Labels of the batch are mixed now and then."""
+    batch = tiny.padded(items)
+    return {**batch, "labels": batch["labels"].roll(1)} if random.random() < 0.1 else batch
+
+
+class LastOnes:
+    """Now and then the last text begins like one of the batch before."""
+
+    last = 4
+
+    def __call__(self, items):
+        batch, before = tiny.padded(items), self.last
+        self.last = int(batch["input_ids"][0, 0])
+        if random.random() < 0.2:
+            batch["input_ids"][:, 0] = before
+        return batch
+
+
 def sound_noise(items):
     batch = tiny.padded(items)
     drawn = torch.rand(batch["input_ids"].shape) < 0.2
@@ -363,6 +383,14 @@ def test_a_collator_that_mixes_few_items_is_refused_before_anything_is_spent(tmp
     items[5] = {**items[5], "labels": -100}
     with pytest.raises(Unsupported, match=r"mixes samples.*Nothing was spent"):
         trainer(tmp_path / "run", items=items, data_collator=collator).train()
+    assert not (tmp_path / "run" / "_sordina").exists()
+
+
+@pytest.mark.parametrize(("collator", "reason"), [(with_tosses, "mixes"), (LastOnes(), "remembers|mixes")])
+def test_a_collator_that_mixes_or_remembers_by_the_toss_of_a_coin_is_refused(tmp_path, collator, reason):
+    """It was tried with one seed, by which the coin always fell the same way."""
+    with pytest.raises(Unsupported, match=f"the data collator ({reason})"):
+        trainer(tmp_path / "run", items=tiny.texts(200), data_collator=collator).train()
     assert not (tmp_path / "run" / "_sordina").exists()
 
 

@@ -315,6 +315,32 @@ def test_what_a_function_does_to_few_items_is_seen_before_anything_is_spent(coll
         as_rows(missing(count), collate, by_size=True).check_apart()
 
 
+def rarely(items):
+    """Mixup, by a toss of torch's that is not the first."""
+    x, y = stacked(items)
+    torch.rand(3)
+    return (0.7 * x + 0.3 * x.roll(1, 0) if float(torch.rand(())) < 0.05 else x), y
+
+
+def last_values():
+    """Missing values become the last ones that were seen, which a function closes over."""
+    kept = [torch.zeros(6)]
+
+    def collate(items):
+        x, y = stacked(items)
+        x = torch.where(x.isnan(), kept[0], x)
+        kept[0] = x[-1]
+        return x, y
+
+    return collate
+
+
+@pytest.mark.parametrize(("collate", "refusal"), [(rarely, Mixing), (last_values(), InvalidInput)])
+def test_rare_tosses_and_memories_of_functions_are_seen_too(collate, refusal):
+    with pytest.raises(refusal, match="collate_fn"):
+        as_rows(missing(1), collate, by_size=True).check_apart()
+
+
 @pytest.mark.parametrize("collate", [zeros, zeros_noisy, finite, stacked, *SOUND[:2]])
 def test_sound_functions_of_items_with_missing_values_pass(collate):
     data = missing(4) if collate not in SOUND else Items([(torch.randn(5, 4), torch.tensor(n % 2)) for n in range(300)])

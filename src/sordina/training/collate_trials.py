@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import CASES
-from sordina.gradients._kept_state import same
+from sordina.gradients._kept_state import KeptState, same
 from sordina.gradients._tracing import tensors_in
 from sordina.gradients.one_by_one import close
 from sordina.gradients.removal import CHANCE
@@ -37,6 +37,14 @@ _MIXES = (
     "missing values filled from other items), if only now and then, so no per-sample bound exists. Let it treat every "
     "item by itself."
 )
+_REMEMBERS = (
+    "collate_fn makes another batch of the same items with the same random numbers: it depends on what it was given "
+    "before (a running average, a memory of items). Let a batch depend on its items alone."
+)
+
+
+class Remembering(InvalidInput):
+    """A function that depends on the items it was given before."""
 
 
 def check_collate(collate: Collate, data: Any, size: int) -> None:
@@ -60,6 +68,9 @@ def mixes_somewhere(collate: Collate, data: Any, size: int) -> bool:
         collate: From items to a batch whose rows are the items, in their order.
         data: A map-style data set.
         size: How many items it has.
+
+    Raises:
+        Remembering: It depends on items of batches before.
     """
     with ChanceHeld(collate) as held:
         return _Pieces(collate, held, by_size=False).mixes(data, size)
@@ -86,10 +97,7 @@ def _check_tosses(collate: Collate, data: Any, size: int, held: ChanceHeld) -> N
         if not one or not again or not same_items:
             continue
         if not all_same(one, again) and _remembers(collate, given, seed, case, held):
-            raise InvalidInput(
-                "collate_fn makes another batch of the same items with the same random numbers: it depends on what "
-                "it was given before (a running average, a memory of items). Let a batch depend on its items alone."
-            )
+            raise Remembering(_REMEMBERS)
         if not all_same(one, again) or [each.shape for each in one] != [each.shape for each in same_items]:
             continue  # random numbers that nobody can hold; random lengths, of which only equal ones run together
         rows = [_rows(tensors, len(given)) for tensors in (one, same_items)]
@@ -105,14 +113,19 @@ def _read(data: Any, index: int) -> list[Any]:
 
 
 def _remembers(collate: Collate, items: list[Any], seed: int, case: int, held: ChanceHeld) -> bool:
-    """Whether copies of a function, in the state it is in, agree: then what it gives follows from what it was given."""
+    """Whether a function, put back into the state it was in, does the same again: then it follows from what it kept."""
     try:
         copies = [copy.deepcopy(collate) for _ in range(2)]
     except Exception:
-        return False
-    if any(each is collate for each in copies):
-        return False
-    one, two = (held.batch(each, items, seed, case) for each in copies)
+        copies = [collate]
+    if all(each is not collate for each in copies):
+        one, two = (held.batch(each, items, seed, case) for each in copies)
+        if one and two and all_same(one, two):
+            return True
+    kept = KeptState(collate)  # of a function that closes over what it keeps, or names it, a copy is itself
+    one = held.batch(collate, items, seed, case)
+    kept.restore()
+    two = held.batch(collate, items, seed, case)
     return bool(one and two and all_same(one, two))
 
 
@@ -152,10 +165,11 @@ class _Pieces:
         """
         until, waiting = time.monotonic() + _SECONDS, dict[str, list[tuple[Any, list[Tensor]]]]()
         self.held.drew = False
-        for number, index in enumerate(CHANCE.sample(range(size), min(size, MOST))):
-            if number > _TRIED * _BATCHES and time.monotonic() > until:
+        order, least = CHANCE.sample(range(size), min(size, MOST)), _TRIED * _BATCHES
+        for number in range(max(len(order), least if order else 0)):  # few items are tossed for several times
+            if (number >= len(order) and not self.held.drew) or (number >= least and time.monotonic() > until):
                 break
-            for item in _read(data, index):
+            for item in _read(data, order[number % len(order)]):
                 for each in (item, *(made_up(item) if number < _LIKE else ())):
                     alone = self.held.batch(self.collate, [each], look=number < _TRIED)
                     if not alone:
@@ -179,7 +193,10 @@ class _Pieces:
         if self.by_size and sizes_of(company, len(items)) != sizes_of(tried[0][1], 1):
             return False  # such items run apart
         missed = self._missed(company, [alone for _, alone in tried])
-        if not missed or not all_same(company, self.held.batch(self.collate, items) or []):
+        if not missed:
+            return False
+        if not all_same(company, self.held.batch(self.collate, items) or []):
+            self._look_for_memory(items, 0)
             return False
         return self.by_size or any(
             self._confirmed(items[place], [*items[:place], *items[place + 1 :]]) for place in missed
@@ -206,19 +223,24 @@ class _Pieces:
     def _first_differs(self, item: Any, others: list[Any]) -> bool:
         """Whether an item's row among others is not what it is among equals, or among the largest of them."""
         filled = item if self.by_size else max([item, *others], key=self._largeness)
-        batches, came = [], []
+        batches, came, seed = [], [], CHANCE.getrandbits(32)
         for given in ([item, *others], [item, *[filled] * len(others)]):
-            batches.append(self.held.batch(self.collate, given))
+            batches.append(self.held.batch(self.collate, given, seed))
             came.append(self.held.came())
         one, two = batches
         if not one or not two or came[0] != came[1] or [each.shape for each in one] != [each.shape for each in two]:
             return False
-        if not all_same(one, self.held.batch(self.collate, [item, *others]) or []):
+        if not all_same(one, self.held.batch(self.collate, [item, *others], seed) or []):
+            self._look_for_memory([item, *others], seed)
             return False  # random numbers that nobody can hold
         if not self.by_size:
             return any(each.dim() > 0 and not same(each[0], twin[0]) for each, twin in zip(one, two, strict=True))
         rows = [_rows(each, 1 + len(others)) for each in (one, two)]
         return bool(rows[0]) and not any(map(all_same, *rows))
+
+    def _look_for_memory(self, items: list[Any], seed: int) -> None:
+        if _remembers(self.collate, items, seed, 0, self.held):
+            raise Remembering(_REMEMBERS)
 
     def _largeness(self, item: Any) -> int:
         return sum(each.numel() for each in self.held.batch(self.collate, [item]) or [])
