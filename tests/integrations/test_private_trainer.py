@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import torch
@@ -308,12 +309,95 @@ def test_a_collator_that_mixes_or_packs_is_refused_before_anything_is_spent(tmp_
 
 def test_a_collator_that_mixes_some_batches_only_is_caught_on_the_way(tmp_path, monkeypatch):
     monkeypatch.setattr(text_batches, "RemovalSchedule", lambda: removal.RemovalSchedule(every=2))
+    monkeypatch.setattr(text_batches, "mixes_somewhere", lambda *_: False)  # it would be seen before the run
     items = [{**item, "input_ids": item["input_ids"][:4], "attention_mask": [1] * 4} for item in tiny.texts(60)]
     items[0] = tiny.texts(1, seed=3)[0]
     with pytest.raises(SordinaError, match="mixes samples"):
         trainer(
             tmp_path, items=items, data_collator=mixing_now_and_then, options={"max_steps": 60, "logging_steps": 60}
         ).train()
+
+
+def with_neighbours(items, to=24):
+    """A text of one token becomes its neighbour."""
+    return tiny.padded([items[n - 1] if len(x["input_ids"]) < 2 else x for n, x in enumerate(items)], to)
+
+
+def with_common_labels(items):
+    """A text without a label gets the most common one of the batch."""
+    batch = tiny.padded(items)
+    known = batch["labels"][batch["labels"] != -100]
+    if len(known):
+        batch["labels"] = torch.where(batch["labels"] == -100, known.mode().values, batch["labels"])
+    return batch
+
+
+def with_noise(items):
+    """Tokens at random, item by item; and, of texts of one token, the neighbour."""
+    batch = with_neighbours(items)
+    drawn = torch.rand(batch["input_ids"].shape) < 0.2
+    return {**batch, "input_ids": batch["input_ids"].masked_fill(drawn & (batch["input_ids"] > 0), 4)}
+
+
+def with_tosses(items):
+    """Labels of the batch are mixed now and then."""
+    batch = tiny.padded(items)
+    return {**batch, "labels": batch["labels"].roll(1)} if random.random() < 0.1 else batch
+
+
+class LastOnes:
+    """Now and then the last text begins like one of the batch before."""
+
+    last = 4
+
+    def __call__(self, items):
+        batch, before = tiny.padded(items), self.last
+        self.last = int(batch["input_ids"][0, 0])
+        if random.random() < 0.2:
+            batch["input_ids"][:, 0] = before
+        return batch
+
+
+def sound_noise(items):
+    batch = tiny.padded(items)
+    drawn = torch.rand(batch["input_ids"].shape) < 0.2
+    return {**batch, "input_ids": batch["input_ids"].masked_fill(drawn & (batch["input_ids"] > 0), 4)}
+
+
+def padded_left(items):
+    width = max(len(item["input_ids"]) for item in items)
+    rows = {name: [[0] * (width - len(item[name])) + item[name] for item in items] for name in ("input_ids",)}
+    return {**{name: torch.tensor(each) for name, each in rows.items()}, "labels": tiny.padded(items)["labels"]}
+
+
+def with_a_short_one(count=300):
+    items = tiny.texts(count)
+    items[3] = {"input_ids": [7], "attention_mask": [1], "labels": 1}
+    return items
+
+
+@pytest.mark.parametrize("collator", [with_neighbours, with_common_labels, with_noise])
+def test_a_collator_that_mixes_few_items_is_refused_before_anything_is_spent(tmp_path, collator):
+    """No made-up text is that short, and few batches hold the one that is: the sum moved by 1.3 C."""
+    items = with_a_short_one()
+    items[5] = {**items[5], "labels": -100}
+    with pytest.raises(Unsupported, match=r"mixes samples.*Nothing was spent"):
+        trainer(tmp_path / "run", items=items, data_collator=collator).train()
+    assert not (tmp_path / "run" / "_sordina").exists()
+
+
+@pytest.mark.parametrize(("collator", "reason"), [(with_tosses, "mixes"), (LastOnes(), "remembers|mixes")])
+def test_a_collator_that_mixes_or_remembers_by_the_toss_of_a_coin_is_refused(tmp_path, collator, reason):
+    """It was tried with one seed, by which the coin always fell the same way."""
+    with pytest.raises(Unsupported, match=f"the data collator ({reason})"):
+        trainer(tmp_path / "run", items=tiny.texts(200), data_collator=collator).train()
+    assert not (tmp_path / "run" / "_sordina").exists()
+
+
+@pytest.mark.parametrize("collator", [tiny.padded, sound_noise, padded_left])
+def test_a_sound_collator_is_not_taken_for_one_that_mixes(collator):
+    items = text_batches.TextItems(with_a_short_one(), None)
+    text_batches.WatchedCollator(collator, torch.device("cpu")).look_through(items)
 
 
 def test_other_ways_to_a_loss_are_refused_or_tested(tmp_path):

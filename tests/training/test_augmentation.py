@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import sordina as sd
 from sordina.clipping import Fixed
 from sordina.errors import InvalidInput
 from sordina.training import ImageShift
-from sordina.training.augmentation import augmented
+from sordina.training.augmentation import augmented, check_augmentation
 
 
 def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -202,6 +203,42 @@ def test_what_remembers_rows_or_has_chance_of_its_own_is_refused() -> None:
         with pytest.raises(InvalidInput, match="remembers"):
             bound(nn.Linear(4, 2), rows(), augment=augment)
     bound(nn.Linear(4, 2), rows(), augment=lambda x, generator: x + torch.randn(4))  # the process's own is secret
+
+
+class Blends:
+    """Now and then, a row is blended with the one before."""
+
+    def __init__(self, toss: Any) -> None:
+        self.toss, self.last = toss, torch.zeros(4)
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        before, self.last = self.last, x
+        return (x + before) / 2 if self.toss(generator) < 0.05 else x
+
+
+@pytest.mark.parametrize(
+    "toss",
+    [
+        lambda generator: float(torch.rand((), generator=generator)),
+        lambda generator: float(torch.rand(())),
+        lambda generator: random.random(),
+        lambda generator: np.random.rand(),  # noqa: NPY002
+    ],
+    ids=["generator", "torch", "python", "numpy"],
+)
+def test_what_remembers_rows_by_the_toss_of_a_coin_is_refused(toss: Any) -> None:
+    """Asked with one seed, it was taken: one record moved the sum by 1.6 C."""
+    with pytest.raises(InvalidInput, match="remembers"):
+        check_augmentation(Blends(toss), 1, torch.zeros(2, 4))
+
+
+def test_what_draws_without_a_memory_passes() -> None:
+    def jittered(x: Tensor, generator: torch.Generator) -> Tensor:
+        if torch.rand((), generator=generator) < 0.3:
+            x = x.flip(0)
+        return x * random.random() + torch.randn(x.shape, generator=generator)
+
+    check_augmentation(jittered, 2, torch.zeros(2, 4))
 
 
 def test_what_holds_the_data_is_refused() -> None:

@@ -133,6 +133,120 @@ def test_items_that_depend_on_what_was_read_are_refused():
         check_items(Items("running mean"), 60)
 
 
+COINS = {"python": random.random, "numpy": np.random.rand, "torch": lambda: float(torch.rand(()))}
+
+
+class Remembering(Items):
+    """Uses what it read before by the toss of a coin, or where a value is missing."""
+
+    def __init__(self, kind, toss=random.random, chance=0.05):
+        super().__init__(kind)
+        self.toss, self.chance, self.last = toss, chance, torch.zeros(4)
+        self.x[7, 2] = torch.nan
+
+    def __getitem__(self, i):
+        x, before = self.x[i], self.last
+        fell = self.kind != "missing" and self.toss() < self.chance
+        self.last = 0.9 * before + 0.1 * x.nan_to_num() if self.kind == "mean" else x
+        if self.kind == "missing":
+            return torch.where(x.isnan(), before, x), self.y[i]
+        return (x - before if self.kind == "mean" else (x + before) / 2) if fell else x, self.y[i]
+
+
+@pytest.mark.parametrize("kind", ["mean", "blend"])
+@pytest.mark.parametrize("coin", COINS)
+def test_items_that_remember_by_the_toss_of_a_coin_are_refused(kind, coin):
+    """Read with one seed only, the coin fell the same way each time: a running mean moved the sum by 7.5 C."""
+    with pytest.raises(InvalidInput, match="only now and then"):  # all of 256 tosses on one side: once in 500 000 times
+        check_items(Remembering(kind, COINS[coin]), 60)
+
+
+def test_a_missing_value_that_becomes_the_last_one_is_refused():
+    """One item of sixty, without any chance: all are read twice."""
+    with pytest.raises(InvalidInput, match="another one when it is read again"):
+        check_items(Remembering("missing"), 60)
+
+
+def test_data_sets_without_chance_are_read_a_few_times_only():
+    data, read = Items(), []
+    check_items(Counted(data, read), 60)
+    without, data.kind = len(read), "noise"
+    read.clear()
+    check_items(Counted(data, read), 60)
+    assert without < 60 * 10 < len(read) + 60 * 5
+
+
+class Counted(Dataset):
+    def __init__(self, data, read):
+        self.inner, self.read = lambda i: data[i], read  # records that nobody finds
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        self.read.append(i)
+        return self.inner(i)
+
+
+class Unusable(Dataset):
+    """Records from elsewhere; one that cannot be used is another one."""
+
+    def __init__(self, kind="next"):
+        self.kind = kind
+
+    def __len__(self):
+        return 2 * len(X) if self.kind == "twice" else len(X)
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if self.kind == "next" and i in (7, 8):
+            return self[(i + 1) % len(self)]
+        if self.kind == "any" and i == 7:
+            return self[random.choice([3, 4, 5])]
+        if self.kind == "twice" and i >= len(X):
+            return self[i - len(X)]
+        if self.kind == "again" and i == 7 and not self.__dict__.setdefault("failed", False):
+            self.failed = True
+            return self[i]
+        return X[i], Y[i]
+
+
+def looked_through(data, users=None):
+    rows = as_rows(data)
+    rows.check_apart(users)
+    rows.check_alike()
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(50))], ids=["itself", "subset"])
+@pytest.mark.parametrize("kind", ["next", "any", "twice"])
+def test_a_record_that_is_replaced_by_another_is_refused(kind, wrap):
+    """Such a record counted twice, so that one moved the sum by 1.8 C and more."""
+    data = Unusable(kind)
+    given = ConcatDataset([data]) if kind == "twice" else wrap(data)
+    with pytest.raises(Mixing, match="asks itself for another"):
+        looked_through(given)
+    assert type(data) is Unusable
+
+
+@pytest.mark.parametrize("kind", ["again", "plain"])
+def test_a_data_set_that_asks_itself_for_the_same_item_passes(kind):
+    looked_through(Unusable(kind))
+    looked_through(Subset(Unusable(kind), range(40)))
+
+
+def test_items_of_one_person_may_be_made_of_one_another():
+    owners = np.tile(np.arange(len(X)), 2)
+    looked_through(Unusable("twice"), sd.sampling.Users(owners, rows_per_user=2))
+    with pytest.raises(Mixing):
+        looked_through(Unusable("twice"), sd.sampling.Users(np.arange(2 * len(X)), rows_per_user=2))
+
+
+def test_a_trainer_refuses_a_record_that_is_replaced_by_another():
+    with pytest.raises(Mixing, match="asks itself for another"):
+        trainer().fit(Unusable())
+
+
 def test_wrapped_tensors_pass():
     data = Subset(TensorDataset(X, Y), list(range(40)))
     check_items(data, len(data))

@@ -279,6 +279,7 @@ class PrivateTrainer(transformers.Trainer):
         texts = as_rows(items, collator)  # together whatever their lengths: WidthCheck looks whether that matters
         if math.isfinite(self.budget.epsilon):
             texts.check_apart(self.users)
+            collator.look_through(items)
         texts.check_alike()
         private = make_private(
             model, optimizer, texts, budget=self.budget, batch_size=batch_size_of(args), epochs=args.num_train_epochs,

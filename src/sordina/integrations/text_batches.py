@@ -1,8 +1,8 @@
 """Items of a data set of texts, made-up ones in their form, and a collator that is watched.
 
 A collator puts items together. One that puts two texts into one sequence, or writes something of one text into the
-row of another, breaks the bound per text. So it is tried before a run on made-up items, and at random times on the
-items drawn: one item is replaced, and the rows of the others may not change.
+row of another, breaks the bound per text. So it is tried before a run on made-up items, where one is replaced and the
+rows of the others may not change, and on all items of the data; and at random times on the items drawn.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.removal import CHANCE, RemovalSchedule
 from sordina.integrations.text_losses import IGNORED, base_of, to_device
+from sordina.training.collate_trials import Remembering, mixes_somewhere
 
 Item = dict[str, Any]
 MADE_UP, SHORTEST, LOOKS = 5, 4, 24
@@ -285,6 +286,21 @@ class WatchedCollator:
         self.stand_in = lambda: made_up_items(like, limits, random.Random(CHANCE.getrandbits(64)), alike)
         return batch, MADE_UP
 
+    def look_through(self, items: TextItems) -> None:
+        """Refuse a collator of the user's that makes another row of any item when others are with it.
+
+        Args:
+            items: All of them are tried, or as many as there is time for.
+        """
+        if type(self.collator).__module__.split(".")[0] in ("transformers", "sordina"):
+            return
+        try:
+            mixes = mixes_somewhere(self.collator, items, len(items))
+        except Remembering:
+            raise Unsupported(REMEMBERS) from None
+        if mixes:
+            raise Unsupported(f"{MIXES} Nothing was spent.")
+
     def _tried(
         self, like: Item, limits: TextLimits, rng: random.Random, *, alike: bool, items: int = MADE_UP
     ) -> dict[str, Any]:
@@ -315,10 +331,10 @@ def remembers(collator: Callable[[list[Any]], Any], one: list[Item], other: list
         other: As many of the same lengths, so that equally many random numbers are used up.
         then: Items that come after.
     """
-    found = []
+    found, seed = [], CHANCE.getrandbits(32)
     for before in (one, other):
         copied = copy.deepcopy(collator)
-        with _same_chance():
+        with _same_chance(seed):
             copied(copy.deepcopy(before))
             batch = dict(copied(copy.deepcopy(then)))
         found.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
@@ -344,7 +360,8 @@ def difference(collator: Callable[[list[Any]], Any], items: list[Item], others: 
     unlike = [other for other in fitting if not np.array_equal(_labels(other), _labels(items[place]))]
     other = CHANCE.choice(unlike or fitting)
     twins = [other if index == place else item for index, item in enumerate(items)]
-    one, two = (_collated(collator, each) for each in (items, twins))
+    seed = CHANCE.getrandbits(32)
+    one, two = (_collated(collator, each, seed) for each in (items, twins))
     rows = {len(value) for value in one.values() if value.dim()}
     if rows != {len(items)}:
         return PACKS.format(rows=min(rows, default=1), items=len(items))
@@ -371,20 +388,20 @@ def _same_rows(one: Tensor, two: Tensor) -> bool:
     return bool((same | (one.isnan() & two.isnan())).all() if one.is_floating_point() else same.all())
 
 
-def _collated(collator: Callable[[list[Any]], Any], items: list[Item]) -> dict[str, Tensor]:
-    with _same_chance():
+def _collated(collator: Callable[[list[Any]], Any], items: list[Item], seed: int = 0) -> dict[str, Tensor]:
+    with _same_chance(seed):
         batch = copy.deepcopy(collator)(copy.deepcopy(items))
     return {name: value for name, value in dict(batch).items() if isinstance(value, Tensor)}
 
 
 @contextmanager
-def _same_chance() -> Iterator[None]:
+def _same_chance(seed: int) -> Iterator[None]:
     """The same random numbers every time, and afterwards those that would have come."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - collators draw from it
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
         try:
             yield
         finally:

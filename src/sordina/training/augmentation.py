@@ -4,11 +4,11 @@ A unit that is drawn is taken ``views`` times, every time changed a little (De e
 over the views, clipped once, so the bound, the noise and the price are those of a step without views; only time grows.
 
 **Why samples stay apart.** A function of one's own is called for one row at a time, and what it returns is copied at
-once, so it sees no other row unless it keeps one: a function whose view of a row depends on what it was given before,
-or on random numbers of its own (whose seed may be known), is refused, and so is one that holds the data (MixUp). Its
-numbers come from a generator whose seed is drawn for every step from the run's own, which nobody knows: whatever
-another sample uses up of them, the law of this sample's views is the same. A function that fails on a row, or changes
-its form, leaves that row as it is: nothing stops, and nothing is told.
+once, so it sees no other row unless it keeps one: a function whose view of a row depends on what it was given before
+(if only by the toss of a coin), or on random numbers of its own (whose seed may be known), is refused, and so is one
+that holds the data (MixUp). Its numbers come from a generator whose seed is drawn for every step from the run's own,
+which nobody knows: whatever another sample uses up of them, the law of this sample's views is the same. A function that
+fails on a row, or changes its form, leaves that row as it is: nothing stops, and nothing is told.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import dis
 import functools
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
+from sordina.gradients._chance import Generators
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """From one input, without a batch dimension, and a generator, to another of the same form."""
@@ -148,38 +149,55 @@ def check_augmentation(augment: Augmentation | None, views: int, batch: Any, dat
         )
 
 
-_CALLS = 20
-"""How many other rows a function is given before it is asked again."""
+_ROUND, _TOSSES = 16, 16
+"""So many made-up rows are given, then again in another order; so often, where random numbers are drawn."""
 
 
 def _remembers(augment: Augmentation, zeros: Tensor) -> bool:
-    """Whether the view of ``zeros``, by the same random numbers, differs once other rows were seen."""
+    """Whether the view of a row, by the same random numbers, is another one once other rows were seen.
 
-    def view(row: Tensor, seed: int) -> Tensor:
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        torch.default_generator.manual_seed(seed)
-        return augment(row.clone(), torch.Generator().manual_seed(seed)).detach().clone()
+    Where the function draws numbers, rows are tried by so many seeds that a coin of a few per cent falls either way.
+    """
+    chance, drew = Generators(), False
 
-    with _chance_kept(), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before = view(zeros, 0)
-        for call in range(1, _CALLS):
-            with suppress(Exception):
-                view(torch.full_like(zeros, call % 2 + 1), call)
-        return not torch.allclose(view(zeros, 0), before, equal_nan=True)
+    def view(row: int, seed: int, case: int) -> Tensor | None:
+        nonlocal drew
+        chance.seed(seed, case)
+        own = torch.Generator().manual_seed(seed)
+        before = chance.states(), own.get_state()
+        try:
+            return augment(torch.full_like(zeros, row), own).detach().clone()
+        except Exception:
+            return None
+        finally:
+            drew = drew or chance.states() != before[0] or not torch.equal(own.get_state(), before[1])
 
-
-@contextmanager
-def _chance_kept() -> Iterator[None]:
-    """The process's generators go on afterwards as if nothing had been drawn."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    kept = chance.kept()
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(_TOSSES):
+                if number > 1 and not drew:
+                    break
+                asked = [
+                    (place % 3, _SEEDS.getrandbits(32), (0, 0, 0, 0, 0, 0, 1, 2)[place % 8]) for place in range(_ROUND)
+                ]
+                first = [view(*each) for each in asked]
+                for place in (*range(_ROUND - 2, -1, -1), _ROUND - 1):  # before each comes another one than at first
+                    one, again = first[place], view(*asked[place])
+                    if one is not None and again is not None and not _same(one, again):
+                        return True
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        for put_back in kept:
+            put_back()
+    return False
+
+
+_SEEDS = random.SystemRandom()
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.allclose(one, two, equal_nan=True)
 
 
 def _holds(augment: Any, data: Any) -> bool:

@@ -6,7 +6,7 @@ import copy
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -18,11 +18,11 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sordina.errors import InvalidInput
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.one_by_one import close
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.sampling import PADDING, Indices, Users
-from sordina.training.dataset_trials import check_collate, check_items
+from sordina.training.collate_trials import check_collate, equal, holds, sizes_of
+from sordina.training.dataset_trials import Asking, check_items
 
 log = logging.getLogger(__name__)
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -95,14 +95,18 @@ class Rows:
     def check_apart(self, users: Users | None = None) -> None:
         """Refuse a map-style data set of which items depend on one another, as far as it can be tried.
 
+        From then on who looks through it refuses items for which it asks itself for others.
+
         Args:
             users: Whose each item is, where a person may have several.
         """
         if not isinstance(self.source, tuple):
             owners = getattr(users, "owners", None)  # what is no `Users` is refused later, with the reason
-            check_items(self.source, self.size, None if owners is None else np.asarray(owners).tolist())
+            owners = None if owners is None else np.asarray(owners).tolist()
+            check_items(self.source, self.size, owners)
+            self._asking.append(Asking(self.source, owners))
         if self.by_size:
-            check_collate(self.collate, self.source, self.size, lambda batch: repr(_sizes(batch, 1)))
+            check_collate(self.collate, self.source, self.size)
 
     @property
     def own(self) -> str | None:
@@ -141,10 +145,16 @@ class Rows:
         """Whether items fit, by their types and shapes: where torch collates, nothing else decides."""
         return {}
 
+    @cached_property
+    def _asking(self) -> list[Asking]:
+        """What notices, once somebody has asked for it, that an item is made of another one."""
+        return []
+
     def _item_or_refuse(self, index: int) -> Any:
         if self._first is None:
             raise InvalidInput("no item of the data set can be read and collated: see what data[0] gives.")
-        item = self._item(index)
+        with self._asking[-1]() if self._asking else nullcontext():
+            item = self._item(index)
         if item is None:
             different = "" if self._by_torch else " after collate_fn"
             raise InvalidInput(
@@ -199,7 +209,7 @@ class Rows:
         for unit in piece.units():
             given = [item[0] for item in (items[int(row)] for row in unit.rows) if item is not None]
             try:
-                key = repr(_sizes(self.collate([_copy(item) for item in given]), len(given)))
+                key = repr(sizes_of(self.collate([_copy(item) for item in given]), len(given)))
             except Exception:
                 key = ""
             groups.setdefault(key, []).append(unit)
@@ -210,7 +220,7 @@ class Rows:
         if not self.by_size or len(given) == piece.rows_per_unit:
             return True
         own = self.collate([_copy(item) for item in given[: piece.rows_per_unit]])
-        return _sizes(own, piece.rows_per_unit) == _sizes(batch, len(given))
+        return sizes_of(own, piece.rows_per_unit) == sizes_of(batch, len(given))
 
     @cached_property
     def schedule(self) -> RemovalSchedule:
@@ -237,9 +247,9 @@ class Rows:
                 )
             except Exception:
                 return False
-            if any(_holds(company, own, place) for place in range(len(given) // rows)):
+            if any(holds(company, own, place) for place in range(len(given) // rows)):
                 continue
-            if all(map(_equal, own, another)) and all(map(_equal, company, self._seeded([*unit, *others], seed + 1))):
+            if all(map(equal, own, another)) and all(map(equal, company, self._seeded([*unit, *others], seed + 1))):
                 raise Mixing(
                     "samples mix: collate_fn makes another row of an item when other items are with it, so no "
                     "per-sample bound exists, and none holds for the steps since this began. Let it treat every item "
@@ -284,38 +294,6 @@ def _joined(units: list[MicroBatch]) -> MicroBatch:
     weights = [unit.weights for unit in units if unit.weights is not None]
     rows = np.concatenate([unit.rows for unit in units])
     return replace(units[0], rows=rows, weights=torch.cat(weights) if weights else None)
-
-
-def _sizes(batch: Any, rows: int) -> list[tuple[int, ...]]:
-    """The sizes of the tensors in a batch but for the number of its rows, whichever dimension that is."""
-    found = []
-    for tensor in tensors_in([batch]):
-        sizes = list(tensor.shape)
-        if rows in sizes:
-            sizes.remove(rows)
-        found.append(tuple(sizes))
-    return found
-
-
-def _equal(one: Tensor, two: Tensor) -> bool:
-    return close(one, two, None)
-
-
-def _holds(company: Sequence[Tensor], own: Sequence[Tensor], place: int) -> bool:
-    """Whether what a unit has alone lies at a place in company, in every dimension that grows with a batch.
-
-    There are functions that sort: where it lies does not matter.
-    """
-    if len(company) != len(own):
-        return False
-    for one, two in zip(company, own, strict=True):
-        if one.dim() != two.dim() or any(map(int.__lt__, one.shape, two.shape)):
-            return False
-        starts = [place * size if size < whole else 0 for size, whole in zip(two.shape, one.shape, strict=True)]
-        part = one[tuple(slice(start, start + size) for start, size in zip(starts, two.shape, strict=True))]
-        if part.shape != two.shape or not _equal(part, two):
-            return False
-    return True
 
 
 _CHANCE, _SEEDS = random.SystemRandom(), 3

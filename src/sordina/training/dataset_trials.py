@@ -3,17 +3,21 @@
 An item that is mixed with others in ``__getitem__`` (mixup, mosaics), or standardised by a running average of what was
 read, makes a record part of other items: clipping bounds items, so it would bound no record.
 
-Two trials, before anything is spent, both with all random numbers held. An item that is read, then read again after
-others, must be the same. And where the records lie in memory, a random half of them is put into another order, then
-the other half: an item of one record notices one of the two at most. What lies on a disk cannot be tried in this way,
-nor what begins later, so the guarantee of such a run says whose word it is (`sordina.training.run.OWN_ITEMS`).
+Three trials, before anything is spent. Items are read in one order, then in another, with the same random numbers, and
+must be the same; where reading draws numbers, so often that a coin of a few per cent falls either way. Where the
+records lie in memory, a random half of them is put into another order, then the other half: an item of one record
+notices one of the two at most. And a data set that asks itself for another item while it makes one is noticed when all
+are read. What lies on a disk cannot be tried in the second way, nor what begins later in any, so the guarantee of such
+a run says whose word it is (`sordina.training.run.OWN_ITEMS`).
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,17 +27,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
-from sordina.gradients._chance import CASES, Generators
+from sordina.gradients._chance import Generators
 from sordina.gradients._kept_state import _installed, _looked_into, same
 from sordina.gradients.removal import CHANCE
 from sordina.gradients.structure import Mixing
 
-_AGAIN, _SPLITS, _ITEMS = 8, 3, 64
-"""How many items are read again; how often records are split into halves, and how many items are then looked at."""
+_ROUND, _AGAIN, _TOSSES = 16, 2, 16
+"""So many items are read, then again; so often at least, and so often where reading them draws random numbers."""
+_SPLITS, _ITEMS = 3, 64
+"""How often records are split into halves, and how many items are then looked at, at least."""
+MOST, _SECONDS = 20_000, 2.0
+"""Beyond what is looked at in any case: at most so many items, each kind of trial for so long."""
 _LARGEST, _FEW, _DEEP = 1 << 27, 64, 6
 """Records of more bytes are not copied; so many things are looked at in a list, and so deep."""
-_BATCHES, _TRIED = 24, 12
-"""How many batches of a function of the user's are tried, and of how many items each."""
 
 
 def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> None:
@@ -46,101 +52,51 @@ def check_items(data: Any, size: int, owners: Sequence[Any] | None = None) -> No
     """
     if size < 4:
         return
-    with _ChanceHeld(data) as held:
+    with ChanceHeld(data) as held:
+        until = time.monotonic() + _SECONDS
         for path, records, exact in list(_records(data)):  # before others fill what it keeps
             rows = range(len(records)) if exact else _own_rows(data, path, records, size, held)
             for _ in range(_SPLITS if rows else 0):
-                _check_apart(data, path, records, rows, size, held, owners)
-        for _ in range(_AGAIN):
-            index, *others = CHANCE.sample(range(size), 4)
-            _check_again(data, index, others, held)
+                _check_apart(data, path, records, rows, size, held, owners, until)
+        _check_again(data, size, held)
 
 
-Collate = Callable[[list[Any]], Any]
-
-
-def _together(collate: Collate, items: list[Any]) -> Any:
-    """A batch of copies: there are functions that change the items they are given."""
-    return collate([copy.copy(item) if isinstance(item, (Mapping, list)) else item for item in items])
-
-
-def check_collate(collate: Collate, data: Any, size: int, form: Callable[[Any], str]) -> None:
-    """Refuse a function that mixes items now and then, by the toss of a coin, or that remembers them.
-
-    All random numbers are held, those of first tosses low or high. An item is put together with others, then with
-    itself as often: wherever it lies in the first batch, there its row must be the same in the second.
-
-    Args:
-        collate: From items to a batch.
-        data: A map-style data set.
-        size: How many items it has.
-        form: From the batch of one item to a name of its sizes: items of one form are batched together.
-    """
-    with _ChanceHeld(collate) as held:
-        for number in range(_BATCHES):
-            seed, case = CHANCE.getrandbits(32), number % len(CASES)
-            alike: dict[str, list[Any]] = {}
-            for index in CHANCE.sample(range(size), min(size, _TRIED)):
-                with suppress(Exception):
-                    item = data[index]
-                    alike.setdefault(form(_together(collate, [item])), []).append(item)
-            given = max(alike.values(), key=len, default=[])
-            if len(given) < 3:
-                return
-            one, again = (held.batch(collate, given, seed, case) for _ in range(2))
-            same_items = held.batch(collate, given[:1] * len(given), seed, case)
-            if not one or not again or not same_items:
-                continue
-            if not _same(one, again) and _remembers(collate, given, seed, case, held):
+def _check_again(data: Any, size: int, held: ChanceHeld) -> None:
+    """Items are read in one order, then in another: as many as there is time for, and at least some."""
+    until, order = time.monotonic() + _SECONDS, CHANCE.sample(range(size), min(size, MOST))
+    for number in itertools.count():
+        enough = number >= (_TOSSES if held.drew else _AGAIN)
+        if enough and (number * _ROUND >= len(order) or time.monotonic() > until):
+            return
+        asked = [
+            (order[place % len(order)], CHANCE.getrandbits(32), _COIN.get(place % _ROUND, 0))
+            for place in range(number * _ROUND, (number + 1) * _ROUND)
+        ]
+        first = [held.read(data, *each, look=number < _AGAIN) for each in asked]
+        for place in (*range(_ROUND - 2, -1, -1), _ROUND - 1):  # so that before each comes another one than at first
+            one, again = first[place], held.read(data, *asked[place])
+            if one is not None and again is not None and not all_same(one, again):
                 raise InvalidInput(
-                    "collate_fn makes another batch of the same items with the same random numbers: it depends on what "
-                    "it was given before (a running average, a memory of items). Let a batch depend on its items alone."
-                )
-            if not _same(one, again) or [each.shape for each in one] != [each.shape for each in same_items]:
-                continue  # random numbers that nobody can hold; random lengths, of which only equal ones run together
-            rows = [_rows(tensors, len(given)) for tensors in (one, same_items)]
-            if rows[0] and not any(map(_same, *rows)):
-                raise Mixing(
-                    "samples mix: collate_fn makes another row of an item when other items are with it (mixup, a "
-                    "scale over the batch), if only now and then, so no per-sample bound exists. Let it treat every "
-                    "item by itself."
+                    "an item of the data set is another one when it is read again, with the same random numbers: it "
+                    "depends on what was read before (a running average, a memory of items), if only now and then, or "
+                    "on random numbers of a generator that nobody can find. Let an item depend on its own record "
+                    "alone, and on random, numpy.random or torch."
                 )
 
 
-def _remembers(collate: Collate, items: list[Any], seed: int, case: int, held: _ChanceHeld) -> bool:
-    """Whether copies of a function, in the state it is in, agree: then what it gives follows from what it was given."""
-    try:
-        copies = [copy.deepcopy(collate) for _ in range(2)]
-    except Exception:
-        return False
-    if any(each is collate for each in copies):
-        return False
-    one, two = (held.batch(each, items, seed, case) for each in copies)
-    return bool(one and two and _same(one, two))
-
-
-def _rows(values: Sequence[Tensor], count: int) -> list[list[Tensor]]:
-    """What the tensors of a batch hold of each item, where their shape tells."""
-    told = [each for each in values if list(each.shape).count(count) == 1]
-    tensors = [each.movedim(each.shape.index(count), 0) for each in told]
-    return [[each[row] for each in tensors] for row in range(count)] if tensors else []
-
-
-def _check_again(data: Any, index: int, others: Sequence[int], held: _ChanceHeld) -> None:
-    first = held.read(data, index, 0)
-    for other in others:
-        held.read(data, other, 1)
-    again = held.read(data, index, 0)
-    if first is not None and again is not None and not _same(first, again):
-        raise InvalidInput(
-            "an item of the data set is another one when it is read again, with the same random numbers: it depends on "
-            "what was read before (a running average, a memory of items), or on random numbers of a generator that "
-            "nobody can find. Let an item depend on its own record alone, and on random, numpy.random or torch."
-        )
+_COIN = {3: 1, 9: 2}
+"""Which items of a round are read with a first toss that falls as it seldom does: see `CASES`."""
 
 
 def _check_apart(
-    data: Any, path: Path, records: Any, rows: Sequence[int], size: int, held: _ChanceHeld, owners: Sequence[Any] | None
+    data: Any,
+    path: Path,
+    records: Any,
+    rows: Sequence[int],
+    size: int,
+    held: ChanceHeld,
+    owners: Sequence[Any] | None,
+    until: float,
 ) -> None:
     """One half of the records, or of the people, then the other, are all made one of them; who notices both?"""
     whose = list(range(len(rows))) if owners is None else list(owners)
@@ -153,11 +109,14 @@ def _check_apart(
         twins = [_with(data, path, _made_alike(records, half)) for half in halves]
     except Exception:
         return  # it cannot be copied
-    for _ in range(_ITEMS):
-        index, seed = CHANCE.randrange(size), CHANCE.getrandbits(32)
-        first, *others = (held.read(each, index, seed) for each in (data, *twins))
-        if first is not None and all(each is not None and not _same(first, each) for each in others):
-            if not _same(first, held.read(data, index, seed) or []):
+    for number, index in enumerate(CHANCE.sample(range(size), min(size, MOST))):
+        if number >= _ITEMS and time.monotonic() > until:
+            return
+        seed = CHANCE.getrandbits(32)
+        first = held.read(data, index, seed)
+        others = (held.read(each, index, seed) for each in twins)
+        if first is not None and all(each is not None and not all_same(first, each) for each in others):
+            if not all_same(first, held.read(data, index, seed) or []):
                 return  # it is another one each time, whatever the records: see `_check_again`
             raise Mixing(
                 f"samples mix: an item of the data set depends on more than one row of {_spelt(path)} (mixup or a "
@@ -168,17 +127,95 @@ def _check_apart(
             )
 
 
+class Asking:
+    """Notices a data set that, while it makes an item, asks itself for another: that one's record is in both.
+
+    Code that replaces a record it cannot use by the next one does so. For as long as an item is read, the data set,
+    and data sets inside of it, are of a class that looks at the indices.
+
+    Args:
+        data: A map-style data set.
+        owners: Whose each item is, if a person may have several: items of one person may be made of one another.
+    """
+
+    def __init__(self, data: Any, owners: Sequence[Any] | None = None) -> None:
+        self.owners = owners
+        self._found: list[tuple[int, int]] = []
+        self._sets: list[tuple[Any, type, type]] = []
+        for each in _data_sets(data):
+            with suppress(Exception):  # a class that lets nobody inherit
+                self._sets.append((each, type(each), self._listening(each, each is data)))
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Refuse, at the end, if another item was asked for in here."""
+        self._found.clear()
+        swapped = []
+        try:
+            for each, kind, listening in self._sets:
+                with suppress(Exception):  # of some classes objects cannot change theirs
+                    each.__class__ = listening
+                    swapped.append((each, kind))
+            yield
+        finally:
+            for each, kind in swapped:
+                each.__class__ = kind
+        if self._found:
+            raise Mixing(
+                "samples mix: while it makes an item, the data set asks itself for another one (a record that cannot "
+                "be used is replaced by the next, or by any other), so that this one's record counts in both, and "
+                "clipping items bounds nobody. Leave out such records beforehand: give "
+                "torch.utils.data.Subset(data, good) with a list of the good indices. Where items are several of one "
+                "person, say whose they are by users=."
+            )
+
+    def _listening(self, data: Any, outermost: bool) -> type:
+        kind, size, open_items, found = type(data), max(1, _length(data)), list[int](), self._found
+
+        def asked(this: Any, index: Any) -> Any:
+            if this is not data or not isinstance(index, (int, np.integer)):
+                return kind.__getitem__(this, index)
+            place = int(index) % size
+            if open_items and not self._allowed(open_items[-1], place, outermost):
+                found.append((open_items[-1], place))
+            open_items.append(place)
+            try:
+                return kind.__getitem__(this, index)
+            finally:
+                open_items.pop()
+
+        return type(kind.__name__, (kind,), {"__getitem__": asked, "__module__": kind.__module__, "__slots__": ()})
+
+    def _allowed(self, one: int, other: int, outermost: bool) -> bool:
+        if one == other or (self.owners is not None and not outermost):
+            return True
+        return self.owners is not None and self.owners[one] == self.owners[other]
+
+
+def _data_sets(data: Any, deep: int = _DEEP) -> Iterator[Any]:
+    """A data set and those inside of it, where code of the user's makes the items."""
+    if not _installed(type(data).__module__):
+        yield data
+    held = list(getattr(data, "__dict__", {}).values()) if deep else []
+    for value in held:
+        for each in value[:_FEW] if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(each, Dataset) or each is getattr(data, "source", None):
+                yield from _data_sets(each, deep - 1)
+
+
 def _spelt(path: Path) -> str:
     return repr("".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in path).removeprefix("."))
 
 
-class _ChanceHeld:
+class ChanceHeld:
     """Reads items with the same random numbers each time; afterwards all generators are where they were."""
 
     def __init__(self, data: Any) -> None:
         self._generators = Generators(data)
+        self.drew = False
+        """Whether anything drew random numbers while somebody had a ``look``, which takes time."""
 
-    def __enter__(self) -> _ChanceHeld:
+    def __enter__(self) -> ChanceHeld:
         self._kept = self._generators.kept()
         return self
 
@@ -186,21 +223,38 @@ class _ChanceHeld:
         for put_back in self._kept:
             put_back()
 
-    def batch(self, collate: Collate, items: list[Any], seed: int, case: int) -> list[Tensor] | None:
+    def batch(
+        self, collate: Collate, items: Sequence[Any], seed: int = 0, case: int = 0, *, look: bool = False
+    ) -> list[Tensor] | None:
         """The tensors of a batch; None if there is none."""
-        self._generators.seed(seed, case)
-        try:
-            return [each for each in _values(_together(collate, items), _DEEP) if isinstance(each, Tensor)]
-        except Exception:
-            return None
+        found = self._made(lambda: collate([_own(item) for item in items]), seed, case, look)
+        return None if found is None else [each for each in found if isinstance(each, Tensor)]
 
-    def read(self, data: Any, index: int, seed: int) -> list[Any] | None:
+    def read(self, data: Any, index: int, seed: int, case: int = 0, *, look: bool = False) -> list[Any] | None:
         """What an item holds; None if it cannot be read."""
-        self._generators.seed(seed)
+        return self._made(lambda: data[index], seed, case, look)
+
+    def came(self) -> tuple[Any, ...]:
+        """How far random numbers came."""
+        return self._generators.states()
+
+    def _made(self, make: Callable[[], Any], seed: int, case: int, look: bool) -> list[Any] | None:
+        self._generators.seed(seed, case)
+        begun = self.came() if look and not self.drew else None
         try:
-            return list(_values(data[index], _DEEP))
+            return list(values_in(make(), _DEEP))
         except Exception:
             return None
+        finally:
+            self.drew = self.drew or (begun is not None and begun != self.came())
+
+
+Collate = Callable[[list[Any]], Any]
+
+
+def _own(item: Any) -> Any:
+    """A copy: there are functions that change the items they are given."""
+    return copy.copy(item) if isinstance(item, (Mapping, list)) else item
 
 
 Path = tuple[Any, ...]
@@ -217,7 +271,7 @@ def _records(holder: Any, path: Path = ()) -> Iterator[tuple[Path, Any, bool]]:
         yield from _inside(value, (*path, name), size)
 
 
-def _own_rows(data: Any, path: Path, records: Any, size: int, held: _ChanceHeld) -> Sequence[int]:
+def _own_rows(data: Any, path: Path, records: Any, size: int, held: ChanceHeld) -> Sequence[int]:
     """The row on which every item depends, by its number or by one that the data set has for it; empty if none.
 
     Rows that follow it (of the same person, say) are no other item's.
@@ -240,7 +294,7 @@ def _whole(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(each, (int, np.integer)) for each in value)
 
 
-def _notices(data: Any, path: Path, records: Any, index: int, row: int, held: _ChanceHeld) -> bool:
+def _notices(data: Any, path: Path, records: Any, index: int, row: int, held: ChanceHeld) -> bool:
     """Whether an item changes if ``row`` of the records is another one."""
     if not 0 <= row < len(records):
         return False
@@ -250,7 +304,7 @@ def _notices(data: Any, path: Path, records: Any, index: int, row: int, held: _C
         first, other = (held.read(each, index, 0) for each in (data, _with(data, path, _arranged(records, order))))
     except Exception:
         return False
-    return first is not None and other is not None and not _same(first, other)
+    return first is not None and other is not None and not all_same(first, other)
 
 
 def _inside(value: Any, path: Path, size: int) -> Iterator[tuple[Path, Any, bool]]:
@@ -322,20 +376,20 @@ def _with(holder: Any, path: Path, value: Any) -> Any:
     return twin
 
 
-def _values(item: Any, deep: int) -> Iterator[Any]:
+def values_in(item: Any, deep: int) -> Iterator[Any]:
     """What an item holds, in order: copies of arrays, and plain values."""
     if isinstance(item, Tensor):
         yield item.detach().to_dense().clone()
     elif isinstance(item, Mapping) and deep:
         for name in item:
-            yield from _values(item[name], deep - 1)
+            yield from values_in(item[name], deep - 1)
     elif isinstance(item, (list, tuple)) and deep:
         for each in item:
-            yield from _values(each, deep - 1)
+            yield from values_in(each, deep - 1)
     elif isinstance(item, (str, bytes, int, float, bool, type(None))):
         yield item
     elif deep and (inner := getattr(item, "__dict__", None)) and not hasattr(item, "__array_interface__"):
-        yield from _values(inner, deep - 1)
+        yield from values_in(inner, deep - 1)
     else:
         array = np.array(item)  # also a picture
         if array.dtype.kind in "fiub":
@@ -344,7 +398,14 @@ def _values(item: Any, deep: int) -> Iterator[Any]:
             yield array.tolist()
 
 
-def _same(one: Sequence[Any], two: Sequence[Any]) -> bool:
+def all_same(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Whether two lists of tensors and plain values are the same.
+
+    Args:
+        one: What `values_in` found.
+        two: What it found another time.
+    """
+
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return same(a, b)
