@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from sordina.cli.main import app
 from sordina.privacy import Budget
 from sordina.training import AdamBC, Trainer, planned_schedule
 
@@ -23,6 +28,27 @@ def test_a_hopeless_budget_is_called_so_and_gets_a_suggestion():
     assert "Next to nothing" in found.verdict
     assert "a model of at most" in found.suggestion
     assert found.useful_after > found.steps
+
+
+def test_who_trains_without_hope_is_warned_before_it_is_spent_and_nobody_else(caplog):
+    caplog.set_level(logging.WARNING, "sordina")
+    trainer(0.001, batch_size=32, steps=2).fit(ROWS)
+    assert [one.getMessage() for one in caplog.records if "Next to nothing" in one.getMessage()]
+    caplog.clear()
+    trainer(8.0, batch_size=256, steps=2).fit(ROWS)
+    trainer(float("inf"), batch_size=256, steps=2).fit(ROWS)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [("0.001", "Next to nothing"), ("inf", "NOT PRIVATE")])
+def test_the_verdict_stands_in_what_train_prints(epsilon, said):
+    arguments = ["train", "digits", "--epsilon", epsilon, "--epochs", "1", "--batch-size", "700", "--model", "mlp"]
+    planned, plain, facts = (
+        CliRunner().invoke(app, [*arguments, *more]) for more in (["--plan"], [], ["--json"])
+    )  # fmt: skip
+    assert said in planned.stdout
+    assert said in plain.stdout
+    assert json.loads(facts.stdout)["verdict"].startswith(said)
 
 
 def test_a_good_budget_needs_no_suggestion():

@@ -12,6 +12,7 @@ above five is limited by its data rather than by its noise (development pool: di
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -87,29 +88,56 @@ def strength(plan: Plan, weights: int) -> float:
     return float(plan.sampler.expected_batch_size * plan.steps / added_up)
 
 
-def plan_report(plan: Plan, weights: int, population: int) -> PlanReport:
-    """Judge a plan before anything is spent.
+def verdict(plan: Plan, weights: int) -> str:
+    """What a plan can be expected to come to, in a sentence.
+
+    Args:
+        plan: The plan of the run.
+        weights: How many weights are trained.
+    """
+    if not plan.private:
+        return "NOT PRIVATE: without a budget no noise is added, and nothing is guaranteed to anybody."
+    found = strength(plan, weights)
+    if found < _HOPELESS:
+        return "Next to nothing can be learnt at this budget: noise outweighs all gradients together."
+    if found < _ENOUGH:
+        return "The noise will limit what is learnt."
+    return "The budget is enough for this model and schedule."
+
+
+def hopeless(plan: Plan, weights: int, population: int) -> str | None:
+    """What to warn of before a run that can learn next to nothing; None for any other.
 
     Args:
         plan: The plan of the run.
         weights: How many weights are trained.
         population: The public number of units.
     """
+    if strength(plan, weights) >= _HOPELESS:
+        return None
+    report = plan_report(plan, weights, population)
+    return f"{report.verdict} (Strength {report.strength:.2g}.) {report.suggestion}"
+
+
+def plan_report(plan: Plan, weights: int, population: int, *, linear: int | None = None) -> PlanReport:
+    """Judge a plan before anything is spent.
+
+    Args:
+        plan: The plan of the run.
+        weights: How many weights are trained.
+        population: The public number of units.
+        linear: How many weights a linear model of such rows has, if that is known.
+    """
     found, batch = strength(plan, weights), float(plan.sampler.expected_batch_size)
     needed = math.ceil((plan.noise_multiplier / batch) ** 2 * weights)
-    if found < _HOPELESS:
-        verdict = "Next to nothing can be learnt at this budget: noise outweighs all gradients together."
-    elif found < _ENOUGH:
-        verdict = "The noise will limit what is learnt."
-    else:
-        verdict = "The budget is enough for this model and schedule."
+    suggestion = "" if found >= _ENOUGH else _suggestion(plan, weights, population, found, linear)
     return PlanReport(
         population, weights, batch, plan.steps, plan.noise_multiplier, plan.noise_multiplier / batch, found,
-        max(1, needed), verdict, "" if found >= _ENOUGH else _suggestion(plan, weights, population, found),
+        max(1, needed), verdict(plan, weights), suggestion,
     )  # fmt: skip
 
 
-def _suggestion(plan: Plan, weights: int, population: int, found: float) -> str:
+def _suggestion(plan: Plan, weights: int, population: int, found: float, linear: int | None) -> str:
     batch_size, epochs = planned_schedule(plan.budget, population, weights)
     better = _tried(plan.budget, population, batch_size, epochs, weights)
     parts = []
@@ -117,12 +145,22 @@ def _suggestion(plan: Plan, weights: int, population: int, found: float) -> str:
         parts.append(f"a batch size of {batch_size} over {epochs:g} epochs (strength {better:.3g})")
     fewer = int(weights * (max(better, found) / _ENOUGH) ** 2)
     if max(better, found) < _ENOUGH and fewer >= 2:
-        parts.append(f"a model of at most {fewer} weights, for instance a linear one or a head on public features")
+        parts.append(f"a model of at most {fewer} weights{_example(fewer, weights, linear)}")
     if not parts:
         return "More rows or a larger budget would help; nothing else will."
     return f"Try {' and '.join(parts)}."
 
 
+def _example(fewer: int, weights: int, linear: int | None) -> str:
+    """A model of at most ``fewer`` weights, if a linear one is so small; else what that takes."""
+    if linear is None:
+        return ""
+    if linear <= fewer:
+        return f", for instance a linear one, which has {linear}"
+    return f" (a linear one has {linear}: it takes fewer inputs)" if linear <= weights else ""
+
+
+@functools.lru_cache(maxsize=1024)
 def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weights: int) -> float:
     steps = max(1, round(epochs * population / batch_size))
     try:

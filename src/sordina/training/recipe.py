@@ -36,7 +36,7 @@ from sordina.training.checkpoint import read_tensors
 from sordina.training.learning_rates import Rate, SteadyRate
 from sordina.training.losses import Loss
 from sordina.training.optimizers import optimizer_named
-from sordina.training.planning import planned_noise, planned_schedule
+from sordina.training.planning import planned_noise, planned_schedule, verdict
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer, make_schedule
 
@@ -415,6 +415,7 @@ def summary(run: Run) -> dict[str, Any]:
     scores = run.validation
     told = [name for name in scores if name != "loss"]
     quality = {f"test_{name}": scores[name] for name in told} if told else {"test_mse": scores["loss"]}
+    weights = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
     return {
         **quality,
         "epsilon": run.epsilon if run.plan.private else None,
@@ -425,5 +426,6 @@ def summary(run: Run) -> dict[str, Any]:
         **({"lost_steps": run.lost_steps} if run.lost_steps else {}),
         "seconds": round(run.seconds, 3),
         "releasable": run.releasable and run.plan.private,
+        "verdict": verdict(run.plan, weights),
         **({"warning": warning} if (warning := run.warning) else {}),
     }

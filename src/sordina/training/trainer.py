@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -51,9 +52,11 @@ from sordina.training.losses import (
     per_sample,
 )
 from sordina.training.optimizers import OptimizerMaker, optimizer_named
-from sordina.training.planning import PlanReport, plan_report, planned_schedule
+from sordina.training.planning import PlanReport, hopeless, plan_report, planned_schedule
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
+
+log = logging.getLogger(__name__)
 
 # `make_private`: bind model, optimiser and data to a budget, for people who own their loop.
 
@@ -343,6 +346,8 @@ class Trainer:
                 "again. Make a new Trainer, with a new model."
             )
         private = self._checked(data, validation)
+        if not resume and private.team.leads and (little := self._hopeless(private)):
+            log.warning(little)
         private.keeper = RunKeeper.open(
             private, folder=self.folder, resume=resume, ledger=self.ledger, dataset_budget=self.dataset_budget,
             checkpoint_every=self.checkpoint_every, settings=self._settings(),
@@ -359,6 +364,11 @@ class Trainer:
             raise
         finally:
             private.close()
+
+    def _hopeless(self, private: Private) -> str | None:
+        """What to say before a budget is spent on next to nothing, from the plan and the size of the model."""
+        plan = private.plan
+        return hopeless(plan, self._weights(), self._units(private.rows)) if plan.private else None
 
     def _checked(self, data: Any, validation: Any) -> Private:
         """Everything that can be found wrong before anything is reserved or drawn."""
