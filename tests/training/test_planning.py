@@ -11,6 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from sordina.cli.main import app
+from sordina.errors import InvalidInput
 from sordina.privacy import Budget
 from sordina.training import AdamBC, Trainer, planned_schedule
 
@@ -27,7 +28,33 @@ def test_a_hopeless_budget_is_called_so_and_gets_a_suggestion():
     assert found.strength < 1
     assert "Next to nothing" in found.verdict
     assert "a model of at most" in found.suggestion
+    assert "linear" in found.suggestion
     assert found.useful_after > found.steps
+
+
+def suggested(rows: tuple[torch.Tensor, ...], model: nn.Module, epsilon: float) -> str:
+    made = Trainer(model, nn.functional.cross_entropy, Budget(epsilon, 1e-5), accountant="rdp", batch_size=256)
+    return made.plan_report(rows).suggestion
+
+
+def test_a_linear_model_is_suggested_where_it_is_that_small():
+    wide = nn.Sequential(nn.Linear(20, 200), nn.Tanh(), nn.Linear(200, 2))
+    assert "for instance a linear one, which has 42" in suggested(ROWS, wide, 0.5)
+    images = (torch.zeros(1437, 1, 8, 8), torch.zeros(1437, dtype=torch.long))
+    found = suggested(images, nn.Sequential(nn.Flatten(), nn.Linear(64, 200), nn.Tanh(), nn.Linear(200, 10)), 0.1)
+    assert "a linear one has 650: it takes fewer inputs" in found
+    assert "for instance" not in found
+    assert "linear" not in suggested(images, nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), 0.1)
+
+
+def test_a_plan_is_refused_where_the_run_would_be():
+    with pytest.raises(InvalidInput, match="cannot take these data"):
+        trainer(8.0).plan_report((torch.zeros(2000, 1, 8, 8), ROWS[1]))
+    result = CliRunner().invoke(app, ["train", "digits", "--model", "linear", "--plan"])
+    assert isinstance(result.exception, InvalidInput)
+    tokens = (torch.zeros(300, 5, dtype=torch.long), torch.zeros(300, dtype=torch.long))
+    text = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, 2))
+    assert Trainer(text, nn.functional.cross_entropy, Budget(0.1, 1e-5), batch_size=30).plan_report(tokens).weights
 
 
 def test_who_trains_without_hope_is_warned_before_it_is_spent_and_nobody_else(caplog):
