@@ -97,7 +97,7 @@ class TrainingOptions:
     ] = False
     noise: Annotated[
         str | None,
-        typer.Option(help="For a data set: independent, or correlated over the steps: banded or lambda-cgd."),
+        typer.Option(help="For a data set: independent, or correlated over the steps: banded, toeplitz or lambda-cgd."),
     ] = None
     bands: Annotated[int | None, typer.Option(help="Of banded noise; by default chosen from public facts.")] = None
     decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd; 0.9 by default.")] = None

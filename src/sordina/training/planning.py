@@ -17,11 +17,15 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor, nn
+
 from sordina.errors import InvalidInput, SordinaError
-from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, sum_error
+from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, ToeplitzNoise, sum_error
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
 from sordina.sampling import CyclicPoisson, Poisson
+from sordina.training.batches import Rows, blank_batch, inputs_and_target
+from sordina.training.losses import Loss, check_takes
 
 _HOPELESS, _ENOUGH = 1.0, 5.0
 _EPOCHS = (5.0, 10.0, 20.0, 40.0)
@@ -160,6 +164,39 @@ def _example(fewer: int, weights: int, linear: int | None) -> str:
     return f" (a linear one has {linear}: it takes fewer inputs)" if linear <= weights else ""
 
 
+def weights_of_linear(model: nn.Module, loss: Loss, rows: Rows) -> int | None:
+    """How many weights a linear model of such rows has, if that can be said; refuses rows that ``model`` does not take.
+
+    The model runs on zeros (where it takes none of them for a whole number, on ones) in the shapes of ``rows``.
+
+    Args:
+        model: What is to be trained; it is left as it was.
+        loss: Of one value per sample.
+        rows: The data, of which only shapes and types count.
+    """
+    results: list[Any] = []
+    listener = model.register_forward_hook(lambda _module, _inputs, outputs: results.append(outputs))
+    refused: list[InvalidInput] = []
+    try:
+        for whole in (0, 1):
+            batch, length = blank_batch(rows, whole)
+            if not isinstance(batch, (tuple, list)) or not all(isinstance(part, Tensor) for part in batch):
+                return None
+            try:
+                check_takes(model, loss, Rows(tuple(batch), length))
+                break
+            except InvalidInput as error:
+                refused.append(error)
+        else:
+            raise refused[0]
+    finally:
+        listener.remove()
+    inputs, _ = inputs_and_target(tuple(batch))
+    if len(inputs) > 1 or not inputs[0].is_floating_point() or not results or not isinstance(results[-1], Tensor):
+        return None
+    return int((inputs[0][0].numel() + 1) * results[-1][0].numel())
+
+
 @functools.lru_cache(maxsize=1024)
 def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weights: int) -> float:
     steps = max(1, round(epochs * population / batch_size))
@@ -170,7 +207,7 @@ def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weig
     return strength(plan, weights)
 
 
-NOISES = ("independent", "banded", "lambda-cgd")
+NOISES = ("independent", "banded", "toeplitz", "lambda-cgd")
 _BANDS = (1, 2, 4, 8, 16, 32)
 _DECAY = 0.9
 
@@ -188,7 +225,7 @@ def planned_noise(
     """The noise called ``name``; of banded noise the number of bands whose prefix sums are the least noisy.
 
     Args:
-        name: independent (or None), banded or lambda-cgd.
+        name: independent (or None), banded, toeplitz or lambda-cgd.
         budget: What the run may cost.
         population: The public number of units.
         batch_size: Expected size of a batch.
@@ -202,6 +239,8 @@ def planned_noise(
         raise InvalidInput("bands go with banded noise, a decay with lambda-cgd.")
     if name in (None, "independent"):
         return None
+    if name == "toeplitz":
+        return ToeplitzNoise()
     if name == "lambda-cgd":
         return LambdaCGD(_DECAY if decay is None else decay)
     if bands is not None or math.isinf(budget.epsilon):

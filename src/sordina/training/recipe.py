@@ -98,7 +98,7 @@ class TrainingRecipe:
     """Views of an image in a step: shifted a little, and mirrored where that makes sense. Left out, one; if the
     schedule is left out as well, two for small-cnn."""
     noise: str | None = None
-    """independent (the default), banded or lambda-cgd: noise that is correlated over the steps."""
+    """independent (the default), banded, toeplitz or lambda-cgd: noise that is correlated over the steps."""
     bands: int | None = None
     """Of banded noise; left out, chosen from public facts."""
     decay: float | None = None

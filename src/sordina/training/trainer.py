@@ -52,7 +52,7 @@ from sordina.training.losses import (
     per_sample,
 )
 from sordina.training.optimizers import OptimizerMaker, optimizer_named
-from sordina.training.planning import PlanReport, hopeless, plan_report, planned_schedule
+from sordina.training.planning import PlanReport, hopeless, plan_report, planned_schedule, weights_of_linear
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
 
@@ -474,7 +474,7 @@ class Trainer:
             data: What will be trained on; only its size counts, and the shapes of its rows, which the model must take.
         """
         units = self._units(data)
-        linear = self._linear(as_rows(data))
+        linear = weights_of_linear(self.model, self.loss, as_rows(data))
         batch_size, epochs = self._schedule(data)
         sampler, steps = make_schedule(
             units, batch_size=batch_size, epochs=epochs, steps=self.steps, sampling=self.sampling, population=units,
@@ -486,33 +486,6 @@ class Trainer:
             before=components_event(self.model, self.budget, sampler.adjacency, users=self.users is not None),
         )  # fmt: skip
         return plan_report(plan, self._weights(), units, linear=linear)
-
-    def _linear(self, rows: Rows) -> int | None:
-        """How many weights a linear model of such rows has; refuses rows of shapes that the model does not take.
-
-        The model runs on zeros (where it takes none of them for a whole number, on ones) in the shapes of ``rows``.
-        """
-        results: list[Any] = []
-        listener = self.model.register_forward_hook(lambda _module, _inputs, outputs: results.append(outputs))
-        refused: InvalidInput | None = None
-        try:
-            for whole in (0, 1):
-                batch, length = blank_batch(rows, whole)
-                if not isinstance(batch, (tuple, list)) or not all(isinstance(part, Tensor) for part in batch):
-                    return None
-                try:
-                    check_takes(self.model, self.loss, Rows(tuple(batch), length))
-                    break
-                except InvalidInput as error:
-                    refused = refused or error
-            else:
-                raise refused or InvalidInput("the model does not take these data.")
-        finally:
-            listener.remove()
-        inputs, _ = inputs_and_target(tuple(batch))
-        if len(inputs) > 1 or not inputs[0].is_floating_point() or not results or not isinstance(results[-1], Tensor):
-            return None
-        return (inputs[0][0].numel() + 1) * results[-1][0].numel()
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
         rate, made = self.learning_rate, self.optimizer
