@@ -110,7 +110,11 @@ class TrainingOptions:
         None
     )
     rows: Annotated[
-        int | None, typer.Option(help="Train on this many rows, drawn at random; the others are left for an audit.")
+        int | None,
+        typer.Option(
+            help="Train on this many rows, drawn at random; the others are left for an audit. With --plan, of a file: "
+            "about how many rows (persons) it has."
+        ),
     ] = None
     random_labels: Annotated[
         float, typer.Option(help="Share of rows with a random label: canaries for an audit to find.")
@@ -150,18 +154,26 @@ def _train_file(
     run: RunOptions,
 ) -> None:
     """Train on the file ``source`` and say what came out."""
-    from sordina.estimators.table_run import train_table
+    from sordina.estimators.table_run import plan_table, train_table
     from sordina.privacy import Budget
 
     refused = stated(
-        training, "activation", "threshold", "learning_rate", "clipping", "sampling", "rows", "microbatch",
+        training, "activation", "threshold", "learning_rate", "clipping", "sampling", "microbatch",
         "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "centred", "noise",
         "bands", "decay",
     )  # fmt: skip
-    schema = stated_schema(source, file.schema, "train", refused + stated(texts) + stated(run, "plan"))
+    refused += stated(texts) + ([] if run.plan else stated(training, "rows"))
+    schema = stated_schema(source, file.schema, "train", refused)
+    budget = Budget(training.epsilon, training.delta)
+    if run.plan:
+        told = plan_table(
+            schema, budget, model=training.model or "auto", units=training.rows, test_share=file.test_share
+        )
+        say_json(told.to_dict()) if run.as_json else say(told)
+        return
     with stages(shown=not run.as_json) as progress:
         trained = train_table(
-            source, schema, Budget(training.epsilon, training.delta), model=training.model or "auto", test=file.test,
+            source, schema, budget, model=training.model or "auto", test=file.test,
             test_share=file.test_share, folder=run.out, resume=run.resume,
             ledger=booked_on(book.ledger, book.dataset_budget), dataset_budget=book.dataset_budget, seed=training.seed,
             encoding=file.encoding, separator=file.separator, progress=progress,
@@ -184,8 +196,20 @@ def stated_schema(source: str, schema: Path | None, command: str, refused: Seque
             "--out schema.toml`, complete it, and pass --schema schema.toml."
         )
     if refused:
-        raise InvalidInput(f"{', '.join(refused)} do not go with `sordina {command}` on a table.")
+        raise InvalidInput(f"{not_with(refused)} `sordina {command}` on a table.")
     return schema
+
+
+def not_with(refused: Sequence[str]) -> str:
+    """The beginning of a refusal: these options do not go with ...
+
+    Args:
+        refused: What was given.
+
+    >>> not_with(["--plan"])
+    '--plan does not go with'
+    """
+    return f"{', '.join(refused)} {'does' if len(refused) == 1 else 'do'} not go with"
 
 
 def say_table_run(run: TableRun, out: Path | None, *, as_json: bool) -> None:
@@ -269,7 +293,7 @@ def _train_texts(
         "centred", "noise", "bands", "decay",
     )  # fmt: skip
     if refused := refused + stated(run, "plan"):
-        raise InvalidInput(f"{', '.join(refused)} do not go with `sordina train` on texts.")
+        raise InvalidInput(f"{not_with(refused)} `sordina train` on texts.")
     if run.out is None:
         raise InvalidInput("a language model goes into a folder: say --out FOLDER.")
     recipe = TextRecipe(
