@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -123,3 +124,16 @@ def test_adam_bc_is_its_formula():
         left = (square / (1 - 0.9**step) - 4.0).clamp(min=1.0).sqrt()
         expected = expected - 0.1 * mean / (1 - 0.9**step) / left
         assert torch.allclose(weight.detach(), expected, atol=1e-5)
+
+
+def test_sgd_without_a_rate_has_the_automatic_one_or_is_refused():
+    def rate(optimizer):
+        torch.manual_seed(0)
+        run = trainer(3.0, batch_size=100, steps=3, seed=1, optimizer=optimizer).fit(ROWS)
+        return run.history[0]["learning_rate"], run.history[-1]["learning_rate"]
+
+    assert rate(torch.optim.SGD) == rate("sgd") == rate(None)
+    assert 1e-3 not in rate(torch.optim.SGD)
+    with pytest.raises(InvalidInput, match="has no learning rate"):
+        trainer(3.0, optimizer=partial(torch.optim.SGD, momentum=0.9)).fit(ROWS)
+    trainer(3.0, batch_size=100, steps=1, optimizer=partial(torch.optim.SGD, lr=0.5)).fit(ROWS)

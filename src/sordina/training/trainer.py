@@ -260,7 +260,8 @@ class Trainer:
 
     ``optimizer`` makes any ``torch.optim`` optimiser from parameters, or names one (sgd, momentum, adam, adam-bc,
     adam-wosm); left out, plain SGD is used, at ``learning_rate``. Without one the learning rate follows from public
-    facts (`AutomaticRate`), at no cost in privacy.
+    facts (`AutomaticRate`), at no cost in privacy. ``batch_size=None, epochs=None`` plans the schedule too, from the
+    budget, the number of rows and the size of the model; `plan_report` says what it will be, and what it can learn.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
@@ -500,6 +501,13 @@ class Trainer:
                 )
             return optimizer_named(name)(parameters), rate or (AutomaticRate() if name == "sgd" else None)
         if not isinstance(rate, (int, float, np.number)):
+            if rate is None and made is torch.optim.SGD:
+                return optimizer_named("sgd")(parameters), AutomaticRate()
+            if rate is None and isinstance(made, partial) and made.func is torch.optim.SGD and not _with_rate(made):
+                raise InvalidInput(
+                    "this SGD has no learning rate, and torch's own, 0.001, gets nowhere with clipped gradients: give "
+                    "it one (partial(torch.optim.SGD, lr=...)), or leave optimizer= out for a rate that finds itself."
+                )
             return made(parameters), rate
         raise InvalidInput(
             "give the learning rate to the optimizer you make: as a number, learning_rate= goes with an optimiser by "
@@ -573,6 +581,11 @@ class Trainer:
         if callable(self.progress):
             return [*watchers, ToldProgress(self.progress)]
         return [*watchers, ProgressBar(private.plan.steps)] if self.progress else watchers
+
+
+def _with_rate(made: partial[Any]) -> bool:
+    """Whether who makes an optimiser states its rate."""
+    return bool(made.args) or "lr" in made.keywords
 
 
 def _entered(stack: ExitStack, watcher: Callback) -> Callback:
