@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordina.cli._options import booked_on, grouped, stated
-from sordina.cli.output import number, say, say_json
+from sordina.cli.output import counted_bar, number, say, say_json
 from sordina.errors import InvalidInput
 from sordina.progress import Progress, StagedProgress, silent, silent_stages
 
@@ -355,21 +355,18 @@ def _train_named(
         training.centred,
     )  # fmt: skip
     if run.plan:
-        data = recipe.load()
+        data = recipe.outline()
         report = recipe.trainer(data).plan_report(data.train)
         if run.as_json:
             say_json(report.to_dict())
         else:
             say(str(report))
         return
-    done = recipes.train(
-        recipe,
-        run.out,
-        resume=run.resume,
-        ledger=booked_on(book.ledger, book.dataset_budget),
-        dataset_budget=book.dataset_budget,
-        progress=not run.as_json,
-    )
+    with counted_bar("features", shown=not run.as_json) as loading:
+        done = recipes.train(
+            recipe, run.out, resume=run.resume, ledger=booked_on(book.ledger, book.dataset_budget),
+            dataset_budget=book.dataset_budget, progress=not run.as_json, loading=loading,
+        )  # fmt: skip
     facts = recipes.summary(done)
     if run.as_json:
         say_json(facts)

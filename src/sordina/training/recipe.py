@@ -28,7 +28,7 @@ from sordina.models.scattering import scattering_features
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget, check_seed
 from sordina.privacy_claim import PrivacyClaim
-from sordina.progress import Progress
+from sordina.progress import Progress, silent
 from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
 from sordina.training.augmentation import ImageShift
 from sordina.training.averaging import averaging_named
@@ -171,27 +171,43 @@ class TrainingRecipe:
         """The kind of sampling: sector clipping needs fixed-size batches."""
         return self.sampling or ("fixed-size" if self.clipping == "sector" else "poisson")
 
-    def load(self) -> Data:
-        """The data, with the rows to train on."""
-        return self._divided()[0]
+    def load(self, progress: Progress = silent) -> Data:
+        """The data, with the rows to train on.
+
+        Args:
+            progress: Told how many images have their features, where these take long.
+        """
+        data, order = self._divided()
+        first = None if order is None else order[: self.rows]
+        if self.features is not None:
+            return _scattered(data, first, progress)
+        return data if first is None else _with_rows(data, first)
+
+    def outline(self) -> Data:
+        """As `load`, for a plan: zeros in place of features that take long, in their shape."""
+        data, order = self._divided()
+        if self.features is not None:
+            data = replace(data, train=_blank_features(data.train), test=_blank_features(data.test))
+        return data if order is None else _with_rows(data, order[: self.rows])
 
     def left_out(self) -> TensorDataset:
         """Rows that were not trained on: the rest of the training file, or the test set if none are left."""
-        return self._divided()[1]
-
-    def _divided(self) -> tuple[Data, TensorDataset]:
-        data = datasets.load(self.dataset, **({} if self.task is None else {"task": _TASKS[self.task]}))
+        data, order = self._divided()
         if self.features is not None:
             data = _scattered(data)
+        return data.test if order is None else _with_rows(data, order[self.rows :]).train
+
+    def _divided(self) -> tuple[Data, Tensor | None]:
+        """All rows, as the files have them, and the order whose first `rows` are trained on."""
+        data = datasets.load(self.dataset, **({} if self.task is None else {"task": _TASKS[self.task]}))
         rng = np.random.default_rng(self.seed or 0)
         if self.random_labels:
             data = _relabelled(data, self.random_labels, rng)
         if self.rows is None:
-            return data, data.test
+            return data, None
         if self.rows >= len(data.train):
             raise InvalidInput(f"{self.dataset} has {len(data.train)} rows to train on: ask for fewer, or for all.")
-        order = torch.from_numpy(rng.permutation(len(data.train)))
-        return _with_rows(data, order[: self.rows]), _with_rows(data, order[self.rows :]).train
+        return data, torch.from_numpy(rng.permutation(len(data.train)))
 
     def build(self, data: Data) -> nn.Module:
         """The model, with its first weights; they do not depend on the data."""
@@ -303,23 +319,39 @@ def usual_features() -> Tensor:
     return scattering_features(framed).mean(0)
 
 
-def _scattered(data: Data) -> Data:
-    """``data`` with scattering features in place of images; every image is transformed on its own."""
+def _scattered(data: Data, rows: Tensor | None = None, progress: Progress = silent) -> Data:
+    """``data`` with scattering features in place of images; every image is transformed on its own.
 
-    usual = usual_features()
+    Args:
+        data: Grey images.
+        rows: Numbers of the training rows that are wanted; None for all.
+        progress: Told how many are done.
+    """
+    usual, images, judged = usual_features(), data.train.tensors[0], data.test.tensors[0]
+    chosen = data if rows is None else _with_rows(data, rows)
+    many = len(chosen.train)
+    total = many + len(judged)
+    trained = kept_features(images, usual, wanted=rows, progress=lambda done, _: progress(done, total))
+    tested = kept_features(judged, usual, progress=lambda done, _: progress(many + done, total))
+    return replace(
+        chosen,
+        train=TensorDataset(trained, chosen.train.tensors[1]),
+        test=TensorDataset(tested, chosen.test.tensors[1]),
+    )
 
-    def mapped(rows: TensorDataset) -> TensorDataset:
-        images, labels = rows.tensors
-        return TensorDataset(kept_features(images, usual), labels)
 
-    return replace(data, train=mapped(data.train), test=mapped(data.test))
+def _blank_features(rows: TensorDataset) -> TensorDataset:
+    images, labels = rows.tensors
+    return TensorDataset(scattering_features(torch.zeros_like(images[:1])).mul(0).expand(len(images), -1), labels)
 
 
 _MANY = 2000
 """Features of fewer images take a few seconds, and are not kept."""
 
 
-def kept_features(images: Tensor, usual: Tensor) -> Tensor:
+def kept_features(
+    images: Tensor, usual: Tensor, *, wanted: Tensor | None = None, progress: Progress = silent
+) -> Tensor:
     """Scattering features of ``images``, computed once and kept in the user's cache, for its owner only.
 
     The file is named by a hash of the very images, of what is taken off them and of the version of the transform, so
@@ -328,19 +360,23 @@ def kept_features(images: Tensor, usual: Tensor) -> Tensor:
     Args:
         images: Grey images (n, 1, h, w).
         usual: The public direction that is taken off.
+        wanted: Numbers of the images whose features are wanted, and kept only if those of all are; None for all.
+        progress: Told how many are done.
     """
     if len(images) < _MANY:
-        return scattering_features(images, without=usual)
+        return scattering_features(images if wanted is None else images[wanted], without=usual, progress=progress)
     key = hashlib.sha256(f"{scattering.VERSION} {torch.__version__} {tuple(images.shape)} {images.dtype}".encode())
     for part in (usual, *torch.split(images, 1000)):
         key.update(np.ascontiguousarray(part.numpy()).data)
     file = cache_folder().parent / "features" / f"{key.hexdigest()}.npy"
     with suppress(SordinaError, OSError, ValueError):
         if file.exists() and not file.is_symlink():
-            kept = np.load(file, allow_pickle=False)
+            kept = np.load(file, allow_pickle=False, mmap_mode=None if wanted is None else "r")
             if kept.dtype == np.float32 and kept.ndim == 2 and len(kept) == len(images):
-                return torch.from_numpy(kept)
-    features = scattering_features(images, without=usual)
+                return torch.from_numpy(kept if wanted is None else np.array(kept[wanted.numpy()]))
+    if wanted is not None:
+        return scattering_features(images[wanted], without=usual, progress=progress)
+    features = scattering_features(images, without=usual, progress=progress)
     with suppress(SordinaError, OSError):
         private_files.make_folder(file.parent)
         private_files.write(file, lambda out: np.save(out, features.numpy(), allow_pickle=False))
@@ -379,11 +415,22 @@ def train(
     ledger: Ledger | None = None,
     dataset_budget: str | None = None,
     progress: bool | Progress = False,
+    loading: Progress = silent,
 ) -> Run:
-    """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs."""
+    """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs.
+
+    Args:
+        recipe: What to do.
+        folder: Where the run is kept.
+        resume: Continue the run in ``folder``.
+        ledger: Where it is booked.
+        dataset_budget: The ledger's name of the data set.
+        progress: As `Trainer` takes it.
+        loading: Told how far the data are made, where that takes long.
+    """
     if ledger is not None and dataset_budget is not None and not resume:
         recipe.refuse_early(ledger, dataset_budget)
-    data = recipe.load()
+    data = recipe.load(loading)
     recipe = recipe.planned(data)
     trainer = recipe.trainer(
         data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=asdict(recipe)
