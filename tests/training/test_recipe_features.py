@@ -86,6 +86,11 @@ def test_what_does_not_go_together_is_refused(options):
         TrainingRecipe(**options)
 
 
+def test_scattering_of_other_images_is_refused_by_what_it_takes():
+    result = CliRunner().invoke(app, ["train", "digits", "--model", "scattering"])
+    assert "images of 28 x 28 (mnist, fashion-mnist), which digits has not" in str(result.exception)
+
+
 def test_a_plan_spends_nothing(tmp_path):
     result = CliRunner().invoke(app, ["train", "digits", "--epsilon", "0.1", "--plan", "--json"])
     assert result.exit_code == 0, result.output

@@ -101,6 +101,10 @@ class TrainingOptions:
     ] = None
     bands: Annotated[int | None, typer.Option(help="Of banded noise; by default chosen from public facts.")] = None
     decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd; 0.9 by default.")] = None
+    components_noise: Annotated[
+        float | None,
+        typer.Option(help="For pca-mlp: noise multiplier of its components; by default a tenth of the budget pays."),
+    ] = None
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate; by default chosen from public facts.")] = (
         None
     )
@@ -160,7 +164,7 @@ def _train_file(
     refused = stated(
         training, "activation", "threshold", "learning_rate", "clipping", "sampling", "microbatch",
         "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "centred", "noise",
-        "bands", "decay",
+        "bands", "decay", "components_noise",
     )  # fmt: skip
     refused += stated(texts) + ([] if run.plan else stated(training, "rows"))
     schema = stated_schema(source, file.schema, "train", refused)
@@ -290,7 +294,7 @@ def _train_texts(
     ledger = booked_on(book.ledger, book.dataset_budget)
     refused = stated(
         training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views",
-        "centred", "noise", "bands", "decay",
+        "centred", "noise", "bands", "decay", "components_noise",
     )  # fmt: skip
     if refused := refused + stated(run, "plan"):
         raise InvalidInput(f"{not_with(refused)} `sordina train` on texts.")
@@ -352,7 +356,7 @@ def _train_named(
         training.batch_size, training.epochs, training.learning_rate, training.sampling, training.microbatch,
         training.seed, training.rows, training.random_labels, texts.task, features, training.optimizer,
         training.averaging, training.views, training.noise, training.bands, training.decay,
-        training.centred,
+        training.centred, training.components_noise,
     )  # fmt: skip
     if run.plan:
         data = recipe.outline()

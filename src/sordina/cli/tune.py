@@ -76,6 +76,9 @@ class TunedOptions:
     ] = None
     bands: Annotated[int | None, typer.Option(help="Of banded noise.")] = None
     decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd.")] = None
+    components_noise: Annotated[
+        float | None, typer.Option(help="For pca-mlp: noise multiplier of the components that each run pays for.")
+    ] = None
     seed: Annotated[int | None, typer.Option(help="Makes the noise repeatable; the model must not be released.")] = None
 
 
@@ -135,7 +138,7 @@ def tune(
         _show(found, run.out)
 
 
-_TECHNIQUES = ("task", "features", "optimizer", "averaging", "views", "noise", "bands", "decay")
+_TECHNIQUES = ("task", "features", "optimizer", "averaging", "views", "noise", "bands", "decay", "components_noise")
 
 
 def _techniques(tuned: TunedOptions) -> tuple[tuple[str, Any], ...]:

@@ -26,7 +26,7 @@ from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.models import scattering
 from sordina.models.scattering import scattering_features
 from sordina.plan import Plan, make_plan
-from sordina.privacy import Budget, check_seed
+from sordina.privacy import Budget, check_positive, check_seed
 from sordina.privacy_claim import PrivacyClaim
 from sordina.progress import Progress, silent
 from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
@@ -54,6 +54,7 @@ test part had a say."""
 _GREY = ("mnist", "fashion-mnist")
 _VIEWS = {"digits": ImageShift(1), "mnist": ImageShift(1), "fashion-mnist": ImageShift(1, flip=True)}
 """How images are varied: digits are no longer the same in a mirror."""
+_COMPONENTS = "pca-mlp"
 _SMALL_CNN, _PLANNED_VIEWS = "small-cnn", 2
 """Whose plan has centred images and so many views, chosen on held-out rows of MNIST's *training* part."""
 _LOSSES: dict[Task, Loss] = {
@@ -105,6 +106,8 @@ class TrainingRecipe:
     """The lambda of lambda-cgd."""
     centred: bool = False
     """For small-cnn: pixels from -1 to 1. Part of the plan where the schedule is left out."""
+    components_noise: float | None = None
+    """For pca-mlp: the noise multiplier of its components; left out, a tenth of the budget pays (searches need it)."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -133,8 +136,17 @@ class TrainingRecipe:
             raise InvalidInput(f"views are at least 1, and more than one of images only: {', '.join(_VIEWS)}.")
         if self.task is not None and (self.dataset != "fashion-mnist" or self.task not in _TASKS):
             raise InvalidInput("a task goes with fashion-mnist: choose classes or reconstruction.")
-        if self.features is not None and (self.features != SCATTERING or self.dataset not in _GREY):
+        if self.features not in (None, SCATTERING):
             raise InvalidInput(f"features are scattering, for {' and '.join(_GREY)}; got {self.features!r}.")
+        if self.features is not None and self.dataset not in _GREY:
+            raise InvalidInput(
+                f"scattering, as a model or as features, takes images of 28 x 28 ({', '.join(_GREY)}), which "
+                f"{self.dataset} has not: leave --model out for its own, {models.default(self.dataset)}, or take mlp."
+            )
+        if self.components_noise is not None:
+            check_positive("components_noise", self.components_noise)
+            if self.model != _COMPONENTS:
+                raise InvalidInput(f"the noise of principal components goes with the model {_COMPONENTS}.")
         if self.features is not None and self.dataset == "fashion-mnist" and self.task != "classes":
             raise InvalidInput("scattering features of fashion-mnist go with the task classes.")
         if self.epochs is not None and (not self.epochs > 0 or math.isinf(self.epochs)):
@@ -214,6 +226,8 @@ class TrainingRecipe:
         options: dict[str, Any] = {} if self.activation is None else {"activation": self.activation}
         if self.centred:
             options["centred"] = True
+        if self.components_noise is not None:
+            options["noise_multiplier"] = self.components_noise
         return models.build_for(data, self._named_model, seed=self.seed or 0, **options)
 
     @property
@@ -432,8 +446,11 @@ def train(
         recipe.refuse_early(ledger, dataset_budget)
     data = recipe.load(loading)
     recipe = recipe.planned(data)
+    kept = asdict(recipe)
+    if recipe.components_noise is None:
+        del kept["components_noise"]  # runs that were begun before there was one go on
     trainer = recipe.trainer(
-        data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=asdict(recipe)
+        data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=kept
     )
     return trainer.fit(data.train, validation=data.test, resume=resume)
 
