@@ -359,6 +359,8 @@ class Trainer:
             if private.steps_taken < private.plan.steps:
                 with suppress(StopTraining), ExitStack() as stack:
                     self._loop(private, validation, [_entered(stack, one) for one in self._watchers(private)])
+            if private.team.leads and (short := private.last_steps.warning):
+                log.warning(short)
             return private.finish()
         except BaseException as error:
             private.keeper.failed(error)
