@@ -37,6 +37,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "2 bands": {"noise": "banded", "bands": 2},
     "4 bands": {"noise": "banded", "bands": 4},
     "8 bands": {"noise": "banded", "bands": 8},
+    "Toeplitz noise": {"noise": "toeplitz"},
     "lambda-CGD 0.5": {"noise": "lambda-cgd", "decay": 0.5},
     "lambda-CGD 0.9": {"noise": "lambda-cgd", "decay": 0.9},
 }

@@ -9,6 +9,7 @@ state    = policy.adapt(state, released)                                 release
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -219,6 +220,20 @@ def noised(
     return release(totals, bounds, multipliers, plan.sampler.expected_batch_size, rng, past)
 
 
+def _refuse_too_much_past(steps: int, weights: int) -> None:
+    """Refuse noise of earlier steps that this machine cannot keep, before a run is half-way and out of memory."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return
+    needed = 8 * steps * weights
+    if needed > memory > 0:
+        raise InvalidInput(
+            f"the noise of {steps} earlier steps on {weights} weights takes {needed / 2**30:.0f} GB, more than there "
+            "is: take BandedNoise with fewer bands, or LambdaCGD, which keeps one vector."
+        )
+
+
 class PrivateStep:
     """Gathers the queries of a logical batch over any number of tapes, then releases their noised answers once.
 
@@ -243,6 +258,8 @@ class PrivateStep:
         self.past: list[PastNoise | None] = [None] * len(self.parts)
         if plan.noise is not None and plan.private:
             decay = plan.noise.decay if isinstance(plan.noise, correlated.LambdaCGD) else None
+            if decay is None:
+                _refuse_too_much_past(len(plan.coefficients) - 1, sum(self.sizes))
             self.past = [PastNoise(plan.coefficients, plan.steps, decay) for _ in self.parts]
 
     def split(self) -> list[tuple[float, ...]]:

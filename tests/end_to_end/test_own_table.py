@@ -14,7 +14,7 @@ from sordina.cli.main import main
 from sordina.datasets import Task
 from sordina.errors import InvalidInput
 from sordina.estimators.table_model import choose_model, load
-from sordina.estimators.table_run import train_table
+from sordina.estimators.table_run import plan_table, train_table
 
 pytestmark = pytest.mark.filterwarnings("ignore::sordina.estimators.UnbookedFits")
 SCHEMA = """
@@ -323,3 +323,51 @@ def write_patients_frame():
     import pandas
 
     return pandas.DataFrame({"age": np.arange(500) % 100, "ill": ["n", "y"] * 250})
+
+
+# What a budget can buy on a table, before a row is read.
+
+
+def test_a_plan_of_a_table_reads_its_schema_and_no_row(tmp_path, capsys, monkeypatch):
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    words = ["sordina", "train", str(tmp_path / "nowhere.csv"), "--schema", str(tmp_path / "schema.toml"), "--plan"]
+
+    def said(*more):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        code = 0
+        try:
+            code = main() or 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return code, capsys.readouterr()
+
+    code, out = said("--epsilon", "1", "--rows", "1000", "--json")
+    facts = json.loads(out.out)
+    assert code == 0
+    assert facts["model"] == "logistic"
+    assert facts["population"] == 1000
+    assert facts["verdict"]
+    assert facts["steps"] > 0
+    code, out = said("--epsilon", "1", "--rows", "20", "--model", "boosted")
+    assert code == 0
+    assert "Next to nothing" in out.out
+    code, out = said("--epsilon", "1", "--rows", "2000", "--model", "boosted")
+    assert "takes no gradient steps" in out.out
+    code, out = said("--epsilon", "1")
+    assert code == 2
+    assert "rows = N in the schema" in out.err
+    code, out = said("--epsilon", "1", "--rows", "9", "--views", "2")
+    assert code == 2
+    assert "--views does not go with" in out.err
+
+
+def test_a_plan_of_a_table_has_the_weights_and_steps_of_the_fit(tmp_path):
+    path = write_patients(tmp_path / "patients.csv")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    for kind in ("logistic", "svm", "network"):
+        budget = sd.Budget(1, 1e-5)
+        planned = plan_table(tmp_path / "schema.toml", budget, model=kind, units=600)
+        run = train_table(path, tmp_path / "schema.toml", budget, model=kind, seed=0)
+        assert planned.report is not None
+        assert planned.report.weights == sum(one.size for one in run.model.estimator.weights_.values())
+        assert planned.report.steps == run.model.estimator.event_.count

@@ -126,7 +126,7 @@ def test_an_encoder_is_no_language_model(place, tmp_path):
         (["--model", "bert"], "say --out"),
         (["--model", "bert", "--task", "poetry", "--out", "x"], "unknown task"),
         (["--lora", "2"], "go with --model"),
-        (["--model", "bert", "--out", "x", "--activation", "relu"], "do not go with"),
+        (["--model", "bert", "--out", "x", "--activation", "relu"], "does not go with"),
         (["--model", "bert", "--out", "x", "--batch-size", "10", "--microbatch", "4"], "whole micro-batches"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from sordina.accounting import Gaussian, PoissonSampled, Repeated, accountant, linear_gaussian
 from sordina.clipping import Fixed, arrange
 from sordina.errors import InvalidInput
-from sordina.mechanisms import BandedNoise, LambdaCGD, correlated
+from sordina.mechanisms import BandedNoise, LambdaCGD, ToeplitzNoise, correlated
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
 from sordina.private_step import PastNoise, PrivateStep
@@ -40,7 +40,9 @@ def patterns(steps, separation):
             yield from itertools.combinations(turns, size)
 
 
-@pytest.mark.parametrize("noise", [BandedNoise(2), BandedNoise(3), LambdaCGD(0.5), LambdaCGD(0.9), BandedNoise(4)])
+@pytest.mark.parametrize(
+    "noise", [BandedNoise(2), BandedNoise(3), LambdaCGD(0.5), LambdaCGD(0.9), BandedNoise(4), ToeplitzNoise()]
+)
 @pytest.mark.parametrize("separation", [1, 2, 3])
 def test_the_sensitivity_is_the_worst_over_all_patterns_and_signs(noise, separation):
     steps = 7
@@ -58,16 +60,17 @@ def test_the_sensitivity_is_the_worst_over_all_patterns_and_signs(noise, separat
         assert claimed == pytest.approx(math.sqrt(math.ceil(steps / separation)))
 
 
-def test_the_sensitivity_is_that_of_the_linear_gaussian_accountant():
-    steps, separation, noise = 12, 4, LambdaCGD(0.7)
+@pytest.mark.parametrize("noise", [LambdaCGD(0.7), ToeplitzNoise()])
+def test_the_sensitivity_is_that_of_the_linear_gaussian_accountant(noise):
+    steps, separation = 12, 4
     c = noise.coefficients(steps)
     added = np.linalg.inv(matrix(c, steps))
     turns = np.eye(steps)[:, ::separation]
     exact = linear_gaussian.mu(turns, noise=added, together=True)
     claimed = correlated.sensitivity(c, steps, separation)
-    assert exact <= claimed <= exact * 1.05  # the last column is cut to four rows
-    shorter = correlated.sensitivity(c, steps, separation) ** 2 - (1 - sum(one**2 for one in c[:4]))
-    assert exact**2 == pytest.approx(shorter, rel=1e-2)
+    assert exact <= claimed <= exact * 1.05
+    cut = sum(1 - sum(one**2 for one in c[: steps - turn]) for turn in range(0, steps, separation))
+    assert exact**2 == pytest.approx(claimed**2 - cut, rel=1e-9)  # the end of the run cuts columns short
 
 
 def test_coefficients_are_the_best_nearby():
@@ -92,7 +95,14 @@ def test_coefficients_for_which_nothing_is_proved_are_refused(given):
 
 
 def test_no_column_is_longer_than_one():
-    for noise in (BandedNoise(3), BandedNoise(7), LambdaCGD(0.3), LambdaCGD(0.99), BandedNoise(2, (3.0, 1.0))):
+    for noise in (
+        BandedNoise(3),
+        BandedNoise(7),
+        LambdaCGD(0.3),
+        LambdaCGD(0.99),
+        BandedNoise(2, (3.0, 1.0)),
+        ToeplitzNoise(),
+    ):
         assert math.fsum(one**2 for one in noise.coefficients(50)) <= 1
 
 
@@ -114,13 +124,15 @@ def apart(seen, covariance):
     return float(np.abs(white @ white.T / seen.shape[1] - np.eye(len(seen))).max()) * math.sqrt(seen.shape[1] / 2)
 
 
-@pytest.mark.parametrize("noise", [BandedNoise(1), BandedNoise(2), BandedNoise(4), LambdaCGD(0.6), LambdaCGD(0.95)])
+@pytest.mark.parametrize(
+    "noise", [BandedNoise(1), BandedNoise(2), BandedNoise(4), LambdaCGD(0.6), LambdaCGD(0.95), ToeplitzNoise()]
+)
 def test_the_noise_that_ran_has_the_covariance_of_the_plan_and_of_no_other(noise):
     seen, stated = released(noise)
     inverse = np.linalg.inv(matrix(noise.coefficients(5), 5))
     assert apart(seen, inverse @ inverse.T) < 5
     assert np.sqrt(np.diag(inverse @ inverse.T)) == pytest.approx(stated)
-    for wrong in (LambdaCGD(0.55), LambdaCGD(0.65), LambdaCGD(0.9), BandedNoise(2), BandedNoise(3)):
+    for wrong in (ToeplitzNoise(), LambdaCGD(0.55), LambdaCGD(0.65), LambdaCGD(0.9), BandedNoise(2), BandedNoise(3)):
         other = np.linalg.inv(matrix(wrong.coefficients(5), 5))
         if wrong != noise:
             assert apart(seen, other @ other.T) > 8, wrong
@@ -173,6 +185,28 @@ def test_noise_that_reaches_beyond_a_turn_is_not_amplified():
         near.noise_multiplier
         > 5 * make_plan(BUDGET, CyclicPoisson(10, 1000, 4), 200, noise=BandedNoise(4)).noise_multiplier
     )
+
+
+def test_toeplitz_noise_is_the_square_root_of_prefix_sums_and_pays_for_the_whole_run():
+    c = np.array(ToeplitzNoise().coefficients(9))
+    assert c / c[0] == pytest.approx([math.comb(2 * k, k) / 4**k for k in range(9)])
+    root = matrix(c / c[0], 9)
+    assert root @ root == pytest.approx(np.tril(np.ones((9, 9))))
+    parts = ToeplitzNoise().parts(10, 1000, 300)
+    plan = make_plan(BUDGET, CyclicPoisson(10, 1000, parts), 300, noise=ToeplitzNoise())
+    whole = correlated.sensitivity(plan.coefficients, 300, 100)
+    assert plan.charged(7) == (Gaussian(math.nextafter(plan.noise_multiplier / whole, 0.0)), 1)
+    assert whole > math.sqrt(3), "columns of one unit overlap, and no coefficient is negative"
+    one_pass = make_plan(BUDGET, CyclicPoisson(10, 1000, parts), 100, noise=ToeplitzNoise())
+    assert one_pass.charged(100) == (PoissonSampled(1.0, Gaussian(one_pass.noise_multiplier)), 1)
+    alone = Gaussian(one_pass.noise_multiplier)
+    assert accountant("pld").delta(one_pass.event(), 1.0) >= accountant("pld").delta(alone, 1.0) * (1 - 1e-6)
+
+
+def test_noise_that_cannot_be_kept_is_refused_before_the_first_step():
+    plan = make_plan(BUDGET, CyclicPoisson(10, 1000, 100), 300, noise=ToeplitzNoise())
+    with pytest.raises(InvalidInput, match="LambdaCGD, which keeps one vector"):
+        PrivateStep(plan, arrange(Fixed(1.0), ["w"]), [10**12])
 
 
 @pytest.mark.parametrize(

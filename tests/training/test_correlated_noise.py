@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import sordina as sd
 from sordina.errors import InvalidInput
-from sordina.mechanisms import BandedNoise, LambdaCGD
+from sordina.mechanisms import BandedNoise, LambdaCGD, ToeplitzNoise
 from sordina.run_folder import CHECKPOINT, read_claim
 from sordina.sampling import Users
 from sordina.training.checkpoint import save
@@ -39,7 +39,7 @@ class StopAt:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("noise", [BandedNoise(4), LambdaCGD(0.8)])
+@pytest.mark.parametrize("noise", [BandedNoise(4), LambdaCGD(0.8), ToeplitzNoise()])
 def test_a_run_costs_its_plan_and_says_so(make_model, data, noise, tmp_path):
     ledger = sd.Ledger(tmp_path / "ledger.db")
     ledger.create("people", sd.Budget(9, 1e-5))
@@ -69,7 +69,7 @@ def test_noise_of_one_band_is_plain_dp_sgd(make_model, data):
         assert torch.allclose(other, weights[0][1], atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", [BandedNoise(4), LambdaCGD(0.8)])
+@pytest.mark.parametrize("noise", [BandedNoise(4), LambdaCGD(0.8), ToeplitzNoise()])
 @pytest.mark.parametrize("step", [5, 8, 21])
 def test_a_secret_run_that_was_killed_begins_a_new_turn_at_the_same_price(
     make_model, data, held_out, tmp_path, noise, step

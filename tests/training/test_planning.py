@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from sordina.cli.main import app
+from sordina.errors import InvalidInput
 from sordina.privacy import Budget
 from sordina.training import AdamBC, Trainer, planned_schedule
 
@@ -22,7 +29,54 @@ def test_a_hopeless_budget_is_called_so_and_gets_a_suggestion():
     assert found.strength < 1
     assert "Next to nothing" in found.verdict
     assert "a model of at most" in found.suggestion
+    assert "linear" in found.suggestion
     assert found.useful_after > found.steps
+
+
+def suggested(rows: tuple[torch.Tensor, ...], model: nn.Module, epsilon: float) -> str:
+    made = Trainer(model, nn.functional.cross_entropy, Budget(epsilon, 1e-5), accountant="rdp", batch_size=256)
+    return made.plan_report(rows).suggestion
+
+
+def test_a_linear_model_is_suggested_where_it_is_that_small():
+    wide = nn.Sequential(nn.Linear(20, 200), nn.Tanh(), nn.Linear(200, 2))
+    assert "for instance a linear one, which has 42" in suggested(ROWS, wide, 0.5)
+    images = (torch.zeros(1437, 1, 8, 8), torch.zeros(1437, dtype=torch.long))
+    found = suggested(images, nn.Sequential(nn.Flatten(), nn.Linear(64, 200), nn.Tanh(), nn.Linear(200, 10)), 0.1)
+    assert "a linear one has 650: it takes fewer inputs" in found
+    assert "for instance" not in found
+    assert "linear" not in suggested(images, nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), 0.1)
+
+
+def test_a_plan_is_refused_where_the_run_would_be():
+    with pytest.raises(InvalidInput, match="cannot take these data"):
+        trainer(8.0).plan_report((torch.zeros(2000, 1, 8, 8), ROWS[1]))
+    result = CliRunner().invoke(app, ["train", "digits", "--model", "linear", "--plan"])
+    assert isinstance(result.exception, InvalidInput)
+    tokens = (torch.zeros(300, 5, dtype=torch.long), torch.zeros(300, dtype=torch.long))
+    text = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(15, 2))
+    assert Trainer(text, nn.functional.cross_entropy, Budget(0.1, 1e-5), batch_size=30).plan_report(tokens).weights
+
+
+def test_who_trains_without_hope_is_warned_before_it_is_spent_and_nobody_else(caplog):
+    caplog.set_level(logging.WARNING, "sordina")
+    trainer(0.001, batch_size=32, steps=2).fit(ROWS)
+    assert [one.getMessage() for one in caplog.records if "Next to nothing" in one.getMessage()]
+    caplog.clear()
+    trainer(8.0, batch_size=256, steps=2).fit(ROWS)
+    trainer(float("inf"), batch_size=256, steps=2).fit(ROWS)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [("0.001", "Next to nothing"), ("inf", "NOT PRIVATE")])
+def test_the_verdict_stands_in_what_train_prints(epsilon, said):
+    arguments = ["train", "digits", "--epsilon", epsilon, "--epochs", "1", "--batch-size", "700", "--model", "mlp"]
+    planned, plain, facts = (
+        CliRunner().invoke(app, [*arguments, *more]) for more in (["--plan"], [], ["--json"])
+    )  # fmt: skip
+    assert said in planned.stdout
+    assert said in plain.stdout
+    assert json.loads(facts.stdout)["verdict"].startswith(said)
 
 
 def test_a_good_budget_needs_no_suggestion():
@@ -70,3 +124,16 @@ def test_adam_bc_is_its_formula():
         left = (square / (1 - 0.9**step) - 4.0).clamp(min=1.0).sqrt()
         expected = expected - 0.1 * mean / (1 - 0.9**step) / left
         assert torch.allclose(weight.detach(), expected, atol=1e-5)
+
+
+def test_sgd_without_a_rate_has_the_automatic_one_or_is_refused():
+    def rate(optimizer):
+        torch.manual_seed(0)
+        run = trainer(3.0, batch_size=100, steps=3, seed=1, optimizer=optimizer).fit(ROWS)
+        return run.history[0]["learning_rate"], run.history[-1]["learning_rate"]
+
+    assert rate(torch.optim.SGD) == rate("sgd") == rate(None)
+    assert 1e-3 not in rate(torch.optim.SGD)
+    with pytest.raises(InvalidInput, match="has no learning rate"):
+        trainer(3.0, optimizer=partial(torch.optim.SGD, momentum=0.9)).fit(ROWS)
+    trainer(3.0, batch_size=100, steps=1, optimizer=partial(torch.optim.SGD, lr=0.5)).fit(ROWS)

@@ -14,6 +14,7 @@ from sordina import datasets
 from sordina.cli.main import app
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
+from sordina.models.scattering import scattering_features
 from sordina.training import recipe as recipe_module
 from sordina.training.recipe import TrainingRecipe, kept_features
 
@@ -85,6 +86,11 @@ def test_what_does_not_go_together_is_refused(options):
         TrainingRecipe(**options)
 
 
+def test_scattering_of_other_images_is_refused_by_what_it_takes():
+    result = CliRunner().invoke(app, ["train", "digits", "--model", "scattering"])
+    assert "images of 28 x 28 (mnist, fashion-mnist), which digits has not" in str(result.exception)
+
+
 def test_a_plan_spends_nothing(tmp_path):
     result = CliRunner().invoke(app, ["train", "digits", "--epsilon", "0.1", "--plan", "--json"])
     assert result.exit_code == 0, result.output
@@ -148,14 +154,20 @@ def test_features_are_computed_once_for_the_same_images_only(tmp_path, monkeypat
     monkeypatch.setattr(recipe_module, "_MANY", 5)
     counted = []
 
-    def features(some, *, without):
+    def features(some, *, without, progress):
         counted.append(len(some))
         return some.flatten(1) + without
 
     monkeypatch.setattr(recipe_module, "scattering_features", features)
     some, usual = torch.rand(6, 1, 2, 2), torch.ones(4)
+    two = torch.tensor([4, 1])
+    assert torch.equal(kept_features(some, usual, wanted=two), some[two].flatten(1) + 1)
+    assert counted == [2], "of what is wanted alone"
+    assert not (tmp_path / "sordina" / "features").exists()
+    counted.clear()
     first = kept_features(some, usual)
     assert torch.equal(kept_features(some, usual), first)
+    assert torch.equal(kept_features(some, usual, wanted=two), first[two])
     assert counted == [6]
     other = some.clone()
     other[3, 0, 0, 0] += 1
@@ -166,3 +178,35 @@ def test_features_are_computed_once_for_the_same_images_only(tmp_path, monkeypat
         assert file.stat().st_mode & 0o077 == 0
         file.write_bytes(b"torn")
     assert torch.equal(kept_features(some, usual), first)
+
+
+def test_a_plan_computes_no_features_and_rows_only_their_own(made_up, monkeypatch):
+    seen = []
+    monkeypatch.setattr(recipe_module, "usual_features", lambda: torch.ones(81 * 49))
+
+    def features(some, *, without=None, progress=None):
+        seen.append(len(some))
+        return torch.cat([some.flatten(1)] * 6, 1)[:, : 81 * 49]
+
+    monkeypatch.setattr(recipe_module, "scattering_features", features)
+    arguments = ["train", "mnist", "--model", "scattering", "--plan", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["weights"] == 10 * (81 * 49 + 1)
+    assert set(seen) == {1}
+    seen.clear()
+    recipe = TrainingRecipe("mnist", features="scattering", rows=7, random_labels=0.5, seed=3)
+    told = []
+    data = recipe.load(lambda done, total: told.append((done, total)))
+    assert seen == [7, 60]
+    assert data.input_shape == (81 * 49,)
+    plain = TrainingRecipe("mnist", rows=7, random_labels=0.5, seed=3).load()
+    assert torch.equal(data.train.tensors[1], plain.train.tensors[1])
+    assert torch.equal(data.train.tensors[0], features(plain.train.tensors[0]))
+    assert len(recipe.left_out()) == 53
+
+
+def test_features_tell_how_far_they_are():
+    told = []
+    scattering_features(torch.zeros(5, 1, 28, 28), batch_size=2, progress=lambda *now: told.append(now))
+    assert told == [(2, 5), (4, 5), (5, 5)]

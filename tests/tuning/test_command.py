@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from sordina.cli.main import app
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
+from sordina.reports import reading
 from sordina.tuning.comparison import ComparisonPlan, NamedTask, coins, compare, table
 from sordina.tuning.selection import Selection
 from sordina.tuning.space import Between, PartOfGrid
@@ -70,6 +71,32 @@ def test_every_technique_goes_into_a_search(tmp_path):
     assert "options" not in TINY.facts()  # searches of earlier versions go on
     with pytest.raises(InvalidInput, match="number of bands"):
         NamedTask("digits", options=(("noise", "banded"),))
+
+
+def test_principal_components_go_into_a_search_by_name(tmp_path):
+    options = ["tune", "digits", "--model", "pca-mlp", "--epsilon", "20", "--granularity", "1", "--batch-size", "300"]
+    options += [
+        "--epochs",
+        "1",
+        "--rows",
+        "600",
+        "--strategy",
+        "automatic",
+        "--method",
+        "composition",
+        "--workers",
+        "1",
+    ]
+    options += ["--seed", "1", "--json", "--out"]
+    refused = CliRunner().invoke(app, [*options, str(tmp_path / "no")])
+    assert "--components-noise 20" in str(refused.exception)
+    found = CliRunner().invoke(app, [*options, str(tmp_path / "yes"), "--components-noise", "20"])
+    assert found.exit_code == 0, found.output
+    with pytest.raises(InvalidInput, match=r"is no run itself but holds some: give one of .*automatic-20"):
+        reading.run(tmp_path / "yes")
+    assert reading.run(tmp_path / "yes" / "automatic-20")
+    with pytest.raises(InvalidInput, match="goes with the model pca-mlp"):
+        NamedTask("digits", options=(("components_noise", 20.0),))
 
 
 def test_searches_are_compared_and_paid_for_together(tmp_path):

@@ -12,6 +12,8 @@ from typing import Any
 import typer
 
 from sordina.privacy import format_up
+from sordina.progress import Progress as Counted
+from sordina.progress import silent
 
 # All that commands print passes here, so that no name of a run, a data set or a column can move a reader's terminal.
 #
@@ -121,6 +123,39 @@ def say_table(
 
 
 # Progress bars on standard error.
+
+
+@contextmanager
+def counted_bar(name: str, *, shown: bool = True) -> Iterator[Counted]:
+    """A bar that is told how much is done; it appears with the first word, so that what takes no time has none.
+
+    Args:
+        name: What is counted.
+        shown: Whether to show it.
+    """
+    if not shown:
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(name, total=None)
+
+    def tell(done: int, total: int | None) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done == total:
+            bar.stop()
+
+    try:
+        yield tell
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
 
 _SHOWN = ("validation_loss", "validation_accuracy", "leakage_max")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordina.cli._options import booked_on, grouped, stated
-from sordina.cli.output import number, say, say_json
+from sordina.cli.output import counted_bar, number, say, say_json
 from sordina.errors import InvalidInput
 from sordina.progress import Progress, StagedProgress, silent, silent_stages
 
@@ -97,10 +97,14 @@ class TrainingOptions:
     ] = False
     noise: Annotated[
         str | None,
-        typer.Option(help="For a data set: independent, or correlated over the steps: banded or lambda-cgd."),
+        typer.Option(help="For a data set: independent, or correlated over the steps: banded, toeplitz or lambda-cgd."),
     ] = None
     bands: Annotated[int | None, typer.Option(help="Of banded noise; by default chosen from public facts.")] = None
     decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd; 0.9 by default.")] = None
+    components_noise: Annotated[
+        float | None,
+        typer.Option(help="For pca-mlp: noise multiplier of its components; by default a tenth of the budget pays."),
+    ] = None
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate; by default chosen from public facts.")] = (
         None
     )
@@ -110,7 +114,11 @@ class TrainingOptions:
         None
     )
     rows: Annotated[
-        int | None, typer.Option(help="Train on this many rows, drawn at random; the others are left for an audit.")
+        int | None,
+        typer.Option(
+            help="Train on this many rows, drawn at random; the others are left for an audit. With --plan, of a file: "
+            "about how many rows (persons) it has."
+        ),
     ] = None
     random_labels: Annotated[
         float, typer.Option(help="Share of rows with a random label: canaries for an audit to find.")
@@ -150,18 +158,26 @@ def _train_file(
     run: RunOptions,
 ) -> None:
     """Train on the file ``source`` and say what came out."""
-    from sordina.estimators.table_run import train_table
+    from sordina.estimators.table_run import plan_table, train_table
     from sordina.privacy import Budget
 
     refused = stated(
-        training, "activation", "threshold", "learning_rate", "clipping", "sampling", "rows", "microbatch",
+        training, "activation", "threshold", "learning_rate", "clipping", "sampling", "microbatch",
         "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "centred", "noise",
-        "bands", "decay",
+        "bands", "decay", "components_noise",
     )  # fmt: skip
-    schema = stated_schema(source, file.schema, "train", refused + stated(texts) + stated(run, "plan"))
+    refused += stated(texts) + ([] if run.plan else stated(training, "rows"))
+    schema = stated_schema(source, file.schema, "train", refused)
+    budget = Budget(training.epsilon, training.delta)
+    if run.plan:
+        told = plan_table(
+            schema, budget, model=training.model or "auto", units=training.rows, test_share=file.test_share
+        )
+        say_json(told.to_dict()) if run.as_json else say(told)
+        return
     with stages(shown=not run.as_json) as progress:
         trained = train_table(
-            source, schema, Budget(training.epsilon, training.delta), model=training.model or "auto", test=file.test,
+            source, schema, budget, model=training.model or "auto", test=file.test,
             test_share=file.test_share, folder=run.out, resume=run.resume,
             ledger=booked_on(book.ledger, book.dataset_budget), dataset_budget=book.dataset_budget, seed=training.seed,
             encoding=file.encoding, separator=file.separator, progress=progress,
@@ -184,8 +200,20 @@ def stated_schema(source: str, schema: Path | None, command: str, refused: Seque
             "--out schema.toml`, complete it, and pass --schema schema.toml."
         )
     if refused:
-        raise InvalidInput(f"{', '.join(refused)} do not go with `sordina {command}` on a table.")
+        raise InvalidInput(f"{not_with(refused)} `sordina {command}` on a table.")
     return schema
+
+
+def not_with(refused: Sequence[str]) -> str:
+    """The beginning of a refusal: these options do not go with ...
+
+    Args:
+        refused: What was given.
+
+    >>> not_with(["--plan"])
+    '--plan does not go with'
+    """
+    return f"{', '.join(refused)} {'does' if len(refused) == 1 else 'do'} not go with"
 
 
 def say_table_run(run: TableRun, out: Path | None, *, as_json: bool) -> None:
@@ -266,10 +294,10 @@ def _train_texts(
     ledger = booked_on(book.ledger, book.dataset_budget)
     refused = stated(
         training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views",
-        "centred", "noise", "bands", "decay",
+        "centred", "noise", "bands", "decay", "components_noise",
     )  # fmt: skip
     if refused := refused + stated(run, "plan"):
-        raise InvalidInput(f"{', '.join(refused)} do not go with `sordina train` on texts.")
+        raise InvalidInput(f"{not_with(refused)} `sordina train` on texts.")
     if run.out is None:
         raise InvalidInput("a language model goes into a folder: say --out FOLDER.")
     recipe = TextRecipe(
@@ -328,24 +356,21 @@ def _train_named(
         training.batch_size, training.epochs, training.learning_rate, training.sampling, training.microbatch,
         training.seed, training.rows, training.random_labels, texts.task, features, training.optimizer,
         training.averaging, training.views, training.noise, training.bands, training.decay,
-        training.centred,
+        training.centred, training.components_noise,
     )  # fmt: skip
     if run.plan:
-        data = recipe.load()
+        data = recipe.outline()
         report = recipe.trainer(data).plan_report(data.train)
         if run.as_json:
             say_json(report.to_dict())
         else:
             say(str(report))
         return
-    done = recipes.train(
-        recipe,
-        run.out,
-        resume=run.resume,
-        ledger=booked_on(book.ledger, book.dataset_budget),
-        dataset_budget=book.dataset_budget,
-        progress=not run.as_json,
-    )
+    with counted_bar("features", shown=not run.as_json) as loading:
+        done = recipes.train(
+            recipe, run.out, resume=run.resume, ledger=booked_on(book.ledger, book.dataset_budget),
+            dataset_budget=book.dataset_budget, progress=not run.as_json, loading=loading,
+        )  # fmt: skip
     facts = recipes.summary(done)
     if run.as_json:
         say_json(facts)

@@ -71,9 +71,14 @@ class TunedOptions:
     ] = None
     averaging: Annotated[str | None, typer.Option(help="tail or ema: averages of the weights are kept.")] = None
     views: Annotated[int, typer.Option(help="Of image data sets: shifted views of each image in a step.")] = 1
-    noise: Annotated[str | None, typer.Option(help="independent, banded or lambda-cgd (as `sordina train`).")] = None
+    noise: Annotated[
+        str | None, typer.Option(help="independent, banded, toeplitz or lambda-cgd (as `sordina train`).")
+    ] = None
     bands: Annotated[int | None, typer.Option(help="Of banded noise.")] = None
     decay: Annotated[float | None, typer.Option(help="The lambda of lambda-cgd.")] = None
+    components_noise: Annotated[
+        float | None, typer.Option(help="For pca-mlp: noise multiplier of the components that each run pays for.")
+    ] = None
     seed: Annotated[int | None, typer.Option(help="Makes the noise repeatable; the model must not be released.")] = None
 
 
@@ -133,7 +138,7 @@ def tune(
         _show(found, run.out)
 
 
-_TECHNIQUES = ("task", "features", "optimizer", "averaging", "views", "noise", "bands", "decay")
+_TECHNIQUES = ("task", "features", "optimizer", "averaging", "views", "noise", "bands", "decay", "components_noise")
 
 
 def _techniques(tuned: TunedOptions) -> tuple[tuple[str, Any], ...]:

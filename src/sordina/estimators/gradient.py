@@ -9,18 +9,19 @@ released values, batch size and epochs follow from the number of rows, which cou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sordina.accounting import Event
 from sordina.accounting.ledger import Ledger
 from sordina.clipping import Fixed, Policy, TypicalNorm
-from sordina.errors import InvalidInput
+from sordina.errors import InvalidInput, Unsupported
 from sordina.estimators._base import (
     Floats,
     PrivateEstimator,
@@ -32,11 +33,12 @@ from sordina.estimators._base import (
     warn_of_delta,
     warn_unbooked,
 )
-from sordina.plan import make_plan
+from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
 from sordina.sampling import Users
 from sordina.training import Trainer
 from sordina.training.learning_rates import AutomaticRate
+from sordina.training.planning import PlanReport, plan_report
 from sordina.training.trainer import make_schedule
 
 PRECISIONS = (np.float64, np.float32)
@@ -104,11 +106,34 @@ class GradientEstimator(PrivateEstimator):
         Args:
             units: The public number of rows, or of persons.
         """
+        return self._plan_of(units).event()
+
+    def plan_report(self, names: Sequence[str], units: int, outputs: int) -> PlanReport:
+        """What the budget can buy on such a table, from public facts; nothing is fitted or spent.
+
+        Args:
+            names: Of the columns that a row has.
+            units: The public number of rows, or of persons.
+            outputs: How many classes there are; 1 for a number.
+        """
+        if getattr(self, "method", "gradient") != "gradient":
+            raise Unsupported("only what is trained by gradient steps has steps to plan.")
+        blank: Any = clone(self)
+        blank.feature_names_in_, blank.classes_ = np.asarray(names, dtype=object), np.arange(outputs)
+        parameters = blank._module_for(len(names), units).parameters()
+        weights = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        return plan_report(self._plan_of(units), weights, units, linear=(len(names) + 1) * outputs)
+
+    def _plan_of(self, units: int) -> Plan:
         batch_size, epochs = self._schedule(units)
         sampler, steps = make_schedule(
             units, batch_size=batch_size, epochs=epochs, steps=None, sampling="poisson", population=None
         )
-        return make_plan(self._budget(), sampler, steps).event()
+        return make_plan(self._budget(), sampler, steps)
+
+    def _module_for(self, width: int, units: int) -> nn.Module:
+        """The module of a fit on ``units`` units."""
+        return self._module(width)
 
     def _schedule(self, units: int) -> tuple[int, float]:
         """Batch size and passes, where they are not stated from the public number of ``units``."""

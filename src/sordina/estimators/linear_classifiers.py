@@ -118,12 +118,16 @@ class LinearClassifier(GradientClassifier):
         unit_rows = scaled(rows, self.bounds_)
         units = len(rows) if persons is None else len(np.unique(persons))
         self._warn(units)
-        self.knots_ = self._knots(rows.shape[1], units)
+        module = self._module_for(rows.shape[1], units)
         if self.method == "gradient":
-            self._train(self._module(rows.shape[1]), self._loss, unit_rows, torch.from_numpy(codes), persons)
+            self._train(module, self._loss, unit_rows, torch.from_numpy(codes), persons)
         else:
             self._perturb(unit_rows, codes, persons)
         return self
+
+    def _module_for(self, width: int, units: int) -> nn.Module:
+        self.knots_ = self._knots(width, units)
+        return self._module(width)
 
     def _check(self) -> None:
         if self.method == "dual":

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sordina.accounting.ledger import Ledger
 from sordina.datasets import Task
 from sordina.errors import BudgetRefused, InvalidInput
+from sordina.estimators.gradient import GradientEstimator
 from sordina.estimators.model_file import pack
 from sordina.estimators.table_model import TableModel, choose_model, facts_of, frame_of, kind_of, load, make_estimator
 from sordina.fairness import measure
@@ -27,8 +29,9 @@ from sordina.privacy import Budget, check_seed
 from sordina.privacy_claim import PrivacyClaim
 from sordina.progress import StagedProgress, silent_stages
 from sordina.run_folder import FAIRNESS, RECIPE, SCORES, SPLIT, TABLE_MODEL, RunFolder, read_json
-from sordina.tables import PreparedTable, Schema, read_table
+from sordina.tables import PreparedTable, Schema, feature_names, read_table
 from sordina.tables.readers import refuse_scoring_on
+from sordina.training.planning import PlanReport
 
 FEW = 100
 """Units times epsilon below which no estimator learned anything on small parts of Adult's training rows."""
@@ -148,6 +151,80 @@ def train_table(
 
     asked = asked_for(source, schema, budget, test, test_share, seed, encoding, separator) | {"model": model}
     return keep(folder, fit, split, why, command_of(asked, "train"), dataset_budget, progress)
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What a budget can buy on a table, from its schema and a public number of units; no row is read for it.
+
+    Args:
+        model: The kind of model.
+        why: Why this kind.
+        units: How many rows, or persons, would be trained on.
+        verdict: In a sentence.
+        report: For models that take gradient steps: the plan of these.
+    """
+
+    model: str
+    why: str
+    units: int
+    verdict: str
+    report: PlanReport | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        told = {"model": self.model, "why": self.why, "units": self.units}
+        return told | ({"verdict": self.verdict} if self.report is None else self.report.to_dict())
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.why}. {self.verdict if self.report is None else self.report}"
+
+
+def plan_table(
+    schema: Schema | str | Path | dict[str, Any],
+    budget: Budget,
+    *,
+    model: str = "auto",
+    units: int | None = None,
+    test_share: float | None = None,
+) -> TablePlan:
+    """What `train_table` could come to, said from public facts before a row is read.
+
+    Args:
+        schema: What is public about the table.
+        budget: (epsilon, delta).
+        model: "auto", or one of `MODELS`.
+        units: The public number of rows, or of persons; None takes the schema's ``rows``.
+        test_share: Part of them kept for scoring.
+    """
+    public = check_request(schema, budget, None, None, None)
+    units = public.rows if units is None else units
+    if units is None:
+        raise InvalidInput(
+            "a plan needs to know about how many rows (or persons) there are, and does not count them: state rows = N "
+            "in the schema, or --rows N, if that is public."
+        )
+    if units < 1 or (test_share is not None and not 0 < test_share < 1):
+        raise InvalidInput("a plan needs at least one row, and a test share between 0 and 1.")
+    units = max(1, round(units * (1 - (test_share or 0.0))))
+    names = feature_names(public)
+    blank = PreparedTable(public, torch.zeros(0, len(names)), owners=None if public.person is None else torch.zeros(0))
+    why = "as asked for"
+    if model == "auto":
+        model, why = choose_model(blank.task, units, budget.epsilon)
+    estimator = make_estimator(model, blank, budget, None, None, None)
+    if isinstance(estimator, GradientEstimator):
+        report = estimator.plan_report(names, units, len(blank.classes) or 1)
+        return TablePlan(model, why, units, report.verdict, report)
+    found = units * budget.epsilon
+    if found < FEW:
+        verdict = f"Next to nothing can be learnt: units x epsilon is {found:.4g}, below {FEW}."
+    else:
+        verdict = (
+            f"Units x epsilon is {found:.4g}; from {FEW} on models of tables learn something. A {model} model takes no "
+            "gradient steps, so there is no more to plan: logistic, svm and network models have a plan."
+        )
+    return TablePlan(model, why, units, verdict)
 
 
 def check_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD
+from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, ToeplitzNoise
 from sordina.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from sordina.mechanisms.exponential import Exponential
 from sordina.mechanisms.gaussian import GaussianMechanism
@@ -27,6 +27,7 @@ __all__ = [
     "MetricLaplace",
     "RandomizedResponse",
     "SparseVector",
+    "ToeplitzNoise",
 ]
 
 _FORMER = {"Gaussian": GaussianMechanism, "Laplace": LaplaceMechanism}

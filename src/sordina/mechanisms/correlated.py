@@ -142,6 +142,31 @@ class LambdaCGD:
         return 1 if self.decay == 0 else max(1, int(population // batch_size))
 
 
+@dataclass(frozen=True)
+class ToeplitzNoise:
+    """``C = sqrt(A)``, A the matrix of prefix sums: ``c_k = binom(2k, k) / 4^k``, normalised, over all steps of a run.
+
+    Fichtenberger et al. 2022: ``C C = A`` without normalisation. Theorem 2 holds, as no coefficient is negative or
+    larger than the last: every unit takes part at most once in a pass over the data, and sampling does not amplify;
+    only in a run of one pass or less, whose bands are no more than there are parts, theorem 1 does. The noise of
+    *all* earlier steps is kept in memory, and enters every step: for long runs of large models take `BandedNoise`.
+    """
+
+    def coefficients(self, steps: int) -> Coefficients:
+        """``binom(2k, k) / 4^k``, normalised."""
+        return _square_root(steps)
+
+    def parts(self, batch_size: float, population: int, steps: int) -> int:
+        """As many as there are batches in the data."""
+        return max(1, int(population // batch_size))
+
+
+@functools.lru_cache(maxsize=64)
+def _square_root(steps: int) -> Coefficients:
+    k = np.arange(1, steps)
+    return normalised((1.0, *np.cumprod((2 * k - 1) / (2 * k)).tolist()))
+
+
 def normalised(given: Coefficients) -> Coefficients:
     """``given`` with squares that sum to one or a little less; refused where no theorem of this file holds.
 

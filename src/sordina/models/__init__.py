@@ -17,9 +17,10 @@ from torch import nn
 
 from sordina.errors import InvalidInput
 from sordina.models import losses, metrics, networks
+from sordina.models.networks import PCAInputs
 from sordina.models.scattering import Scattering
 
-__all__ = ["Scattering", "build", "build_for", "default", "losses", "metrics", "names"]
+__all__ = ["PCAInputs", "Scattering", "build", "build_for", "default", "losses", "metrics", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": networks.mnist_cnn,

@@ -60,11 +60,21 @@ class PCAInputs(nn.Linear):
         return super().forward(rows.flatten(1))
 
 
-def pca_mlp(*, inputs: int = 784, classes: int = 10, components: int = 60, hidden: int = 200) -> nn.Sequential:
+def pca_mlp(
+    *,
+    inputs: int = 784,
+    classes: int = 10,
+    components: int = 60,
+    hidden: int = 200,
+    noise_multiplier: float | None = None,
+) -> nn.Sequential:
     """Abadi et al. 2016: components of the inputs, found privately, and a network of one hidden layer on them."""
     components = min(components, inputs)
     return nn.Sequential(
-        PCAInputs(inputs, components), nn.Linear(components, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+        PCAInputs(inputs, components, noise_multiplier=noise_multiplier),
+        nn.Linear(components, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
     )
 
 

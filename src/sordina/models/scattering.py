@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.errors import InvalidInput
+from sordina.progress import Progress, silent
 
 VERSION = "scattering 1"
 """To be raised with every change of the features: caches are named by it."""
@@ -142,7 +143,12 @@ def morlet(size: tuple[int, ...], scale: int, turn: int, angles: int) -> Tensor:
 
 @torch.no_grad()
 def scattering_features(
-    images: Tensor, groups: int = 27, batch_size: int = 500, *, without: Tensor | None = None
+    images: Tensor,
+    groups: int = 27,
+    batch_size: int = 500,
+    *,
+    without: Tensor | None = None,
+    progress: Progress = silent,
 ) -> Tensor:
     """Scattering of ``images``, each then normalised on its own in groups of channels: no statistics of the data.
 
@@ -151,9 +157,13 @@ def scattering_features(
         groups: Of channels, each brought to mean 0 and variance 1 in every image.
         batch_size: Images at once.
         without: A public direction in the space of features, whose part of every image's features is taken off.
+        progress: Told how many images are done.
     """
     transform = Scattering(shape=(images.shape[2], images.shape[3]))
-    parts = [nn.functional.group_norm(transform(some), groups) for some in torch.split(images.float(), batch_size)]
+    parts = []
+    for some in torch.split(images.float(), batch_size):
+        parts.append(nn.functional.group_norm(transform(some), groups))
+        progress(sum(map(len, parts)), len(images))
     features = torch.cat(parts).flatten(1)
     if without is not None:
         along = without / without.norm()

@@ -190,8 +190,11 @@ def run(folder: str | Path) -> RunFacts:
     if (folder / INNER / RUN).is_file():
         return replace(run(folder / INNER), name=folder.resolve().name)
     if not any(os.path.lexists(folder / mark) for mark in _MARKS):
+        inside = _runs_inside(folder)
         raise InvalidInput(
-            f"{folder} is not a run: none of {', '.join(_MARKS)} is there. Give a folder that `sordina train`, "
+            f"{folder} is no run itself but holds some: give one of {inside}, or several of them."
+            if inside
+            else f"{folder} is not a run: none of {', '.join(_MARKS)} is there. Give a folder that `sordina train`, "
             "`federate`, `audit` or `release` wrote with --out."
         )
     try:
@@ -203,6 +206,18 @@ def run(folder: str | Path) -> RunFacts:
             f"{folder} does not read as a run ({type(error).__name__} in its files): they were changed, or written by "
             "another program."
         ) from error
+
+
+_SEVERAL = 6
+
+
+def _runs_inside(folder: Path) -> str:
+    """Folders in ``folder`` that are runs, as the searches of `sordina tune` are; a few of them by name."""
+    try:
+        found = sorted(one for one in folder.iterdir() if any((one / mark).is_file() for mark in _MARKS))
+    except OSError:
+        return ""
+    return ", ".join(map(str, found[:_SEVERAL])) + (", .." if len(found) > _SEVERAL else "")
 
 
 def _run(folder: Path) -> RunFacts:

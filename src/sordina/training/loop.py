@@ -35,7 +35,8 @@ from sordina.training.augmentation import Augmentation, augmented, check_augment
 from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.components import components_of, find_components
-from sordina.training.learning_rates import Rate, Start, typical_size
+from sordina.training.last_steps import LastSteps
+from sordina.training.learning_rates import AutomaticRate, Rate, Start, typical_size
 from sordina.training.optimizers import known, refuse_listeners
 from sordina.training.run import Earlier, HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
 from sordina.training.secret_chance import SecretChance
@@ -145,6 +146,7 @@ class Private:
         self.private_step = PrivateStep(plan, parts, sizes, self.team)
         self.account = Account(plan.accountant, plan.adjacency)
         self.rule = learning_rate
+        self.last_steps = LastSteps(plan.steps)
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         matrices = sum(one.dim() > 1 for members in self._parameters for one in members)
         start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices, plan.adds_up)
@@ -572,6 +574,8 @@ class Private:
         if self.rule is not None and self.rate_state is not None:
             gradient = means[0] if len(means) == 1 else torch.cat(means)
             self.rate_state = self.rule.adapt(self.rate_state, gradient, noise, self._typical_norm())
+            if isinstance(self.rule, AutomaticRate) and self.plan.noise is None and len(means) == 1:
+                self.last_steps.take(self.steps_taken, gradient, noise)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             if self.rule is not None and self.rate_state is not None:
                 group["lr"] = self.rule.learning_rate(self.rate_state, base)

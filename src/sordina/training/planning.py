@@ -12,15 +12,20 @@ above five is limited by its data rather than by its noise (development pool: di
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor, nn
+
 from sordina.errors import InvalidInput, SordinaError
-from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, sum_error
+from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, ToeplitzNoise, sum_error
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
 from sordina.sampling import CyclicPoisson, Poisson
+from sordina.training.batches import Rows, blank_batch, inputs_and_target
+from sordina.training.losses import Loss, check_takes
 
 _HOPELESS, _ENOUGH = 1.0, 5.0
 _EPOCHS = (5.0, 10.0, 20.0, 40.0)
@@ -87,29 +92,56 @@ def strength(plan: Plan, weights: int) -> float:
     return float(plan.sampler.expected_batch_size * plan.steps / added_up)
 
 
-def plan_report(plan: Plan, weights: int, population: int) -> PlanReport:
-    """Judge a plan before anything is spent.
+def verdict(plan: Plan, weights: int) -> str:
+    """What a plan can be expected to come to, in a sentence.
+
+    Args:
+        plan: The plan of the run.
+        weights: How many weights are trained.
+    """
+    if not plan.private:
+        return "NOT PRIVATE: without a budget no noise is added, and nothing is guaranteed to anybody."
+    found = strength(plan, weights)
+    if found < _HOPELESS:
+        return "Next to nothing can be learnt at this budget: noise outweighs all gradients together."
+    if found < _ENOUGH:
+        return "The noise will limit what is learnt."
+    return "The budget is enough for this model and schedule."
+
+
+def hopeless(plan: Plan, weights: int, population: int) -> str | None:
+    """What to warn of before a run that can learn next to nothing; None for any other.
 
     Args:
         plan: The plan of the run.
         weights: How many weights are trained.
         population: The public number of units.
     """
+    if strength(plan, weights) >= _HOPELESS:
+        return None
+    report = plan_report(plan, weights, population)
+    return f"{report.verdict} (Strength {report.strength:.2g}.) {report.suggestion}"
+
+
+def plan_report(plan: Plan, weights: int, population: int, *, linear: int | None = None) -> PlanReport:
+    """Judge a plan before anything is spent.
+
+    Args:
+        plan: The plan of the run.
+        weights: How many weights are trained.
+        population: The public number of units.
+        linear: How many weights a linear model of such rows has, if that is known.
+    """
     found, batch = strength(plan, weights), float(plan.sampler.expected_batch_size)
     needed = math.ceil((plan.noise_multiplier / batch) ** 2 * weights)
-    if found < _HOPELESS:
-        verdict = "Next to nothing can be learnt at this budget: noise outweighs all gradients together."
-    elif found < _ENOUGH:
-        verdict = "The noise will limit what is learnt."
-    else:
-        verdict = "The budget is enough for this model and schedule."
+    suggestion = "" if found >= _ENOUGH else _suggestion(plan, weights, population, found, linear)
     return PlanReport(
         population, weights, batch, plan.steps, plan.noise_multiplier, plan.noise_multiplier / batch, found,
-        max(1, needed), verdict, "" if found >= _ENOUGH else _suggestion(plan, weights, population, found),
+        max(1, needed), verdict(plan, weights), suggestion,
     )  # fmt: skip
 
 
-def _suggestion(plan: Plan, weights: int, population: int, found: float) -> str:
+def _suggestion(plan: Plan, weights: int, population: int, found: float, linear: int | None) -> str:
     batch_size, epochs = planned_schedule(plan.budget, population, weights)
     better = _tried(plan.budget, population, batch_size, epochs, weights)
     parts = []
@@ -117,12 +149,55 @@ def _suggestion(plan: Plan, weights: int, population: int, found: float) -> str:
         parts.append(f"a batch size of {batch_size} over {epochs:g} epochs (strength {better:.3g})")
     fewer = int(weights * (max(better, found) / _ENOUGH) ** 2)
     if max(better, found) < _ENOUGH and fewer >= 2:
-        parts.append(f"a model of at most {fewer} weights, for instance a linear one or a head on public features")
+        parts.append(f"a model of at most {fewer} weights{_example(fewer, weights, linear)}")
     if not parts:
         return "More rows or a larger budget would help; nothing else will."
     return f"Try {' and '.join(parts)}."
 
 
+def _example(fewer: int, weights: int, linear: int | None) -> str:
+    """A model of at most ``fewer`` weights, if a linear one is so small; else what that takes."""
+    if linear is None:
+        return ""
+    if linear <= fewer:
+        return f", for instance a linear one, which has {linear}"
+    return f" (a linear one has {linear}: it takes fewer inputs)" if linear <= weights else ""
+
+
+def weights_of_linear(model: nn.Module, loss: Loss, rows: Rows) -> int | None:
+    """How many weights a linear model of such rows has, if that can be said; refuses rows that ``model`` does not take.
+
+    The model runs on zeros (where it takes none of them for a whole number, on ones) in the shapes of ``rows``.
+
+    Args:
+        model: What is to be trained; it is left as it was.
+        loss: Of one value per sample.
+        rows: The data, of which only shapes and types count.
+    """
+    results: list[Any] = []
+    listener = model.register_forward_hook(lambda _module, _inputs, outputs: results.append(outputs))
+    refused: list[InvalidInput] = []
+    try:
+        for whole in (0, 1):
+            batch, length = blank_batch(rows, whole)
+            if not isinstance(batch, (tuple, list)) or not all(isinstance(part, Tensor) for part in batch):
+                return None
+            try:
+                check_takes(model, loss, Rows(tuple(batch), length))
+                break
+            except InvalidInput as error:
+                refused.append(error)
+        else:
+            raise refused[0]
+    finally:
+        listener.remove()
+    inputs, _ = inputs_and_target(tuple(batch))
+    if len(inputs) > 1 or not inputs[0].is_floating_point() or not results or not isinstance(results[-1], Tensor):
+        return None
+    return int((inputs[0][0].numel() + 1) * results[-1][0].numel())
+
+
+@functools.lru_cache(maxsize=1024)
 def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weights: int) -> float:
     steps = max(1, round(epochs * population / batch_size))
     try:
@@ -132,7 +207,7 @@ def _tried(budget: Budget, population: int, batch_size: int, epochs: float, weig
     return strength(plan, weights)
 
 
-NOISES = ("independent", "banded", "lambda-cgd")
+NOISES = ("independent", "banded", "toeplitz", "lambda-cgd")
 _BANDS = (1, 2, 4, 8, 16, 32)
 _DECAY = 0.9
 
@@ -150,7 +225,7 @@ def planned_noise(
     """The noise called ``name``; of banded noise the number of bands whose prefix sums are the least noisy.
 
     Args:
-        name: independent (or None), banded or lambda-cgd.
+        name: independent (or None), banded, toeplitz or lambda-cgd.
         budget: What the run may cost.
         population: The public number of units.
         batch_size: Expected size of a batch.
@@ -164,6 +239,8 @@ def planned_noise(
         raise InvalidInput("bands go with banded noise, a decay with lambda-cgd.")
     if name in (None, "independent"):
         return None
+    if name == "toeplitz":
+        return ToeplitzNoise()
     if name == "lambda-cgd":
         return LambdaCGD(_DECAY if decay is None else decay)
     if bands is not None or math.isinf(budget.epsilon):

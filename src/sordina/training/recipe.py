@@ -26,9 +26,9 @@ from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.models import scattering
 from sordina.models.scattering import scattering_features
 from sordina.plan import Plan, make_plan
-from sordina.privacy import Budget, check_seed
+from sordina.privacy import Budget, check_positive, check_seed
 from sordina.privacy_claim import PrivacyClaim
-from sordina.progress import Progress
+from sordina.progress import Progress, silent
 from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
 from sordina.training.augmentation import ImageShift
 from sordina.training.averaging import averaging_named
@@ -36,7 +36,7 @@ from sordina.training.checkpoint import read_tensors
 from sordina.training.learning_rates import Rate, SteadyRate
 from sordina.training.losses import Loss
 from sordina.training.optimizers import optimizer_named
-from sordina.training.planning import planned_noise, planned_schedule
+from sordina.training.planning import planned_noise, planned_schedule, verdict
 from sordina.training.run import Run
 from sordina.training.trainer import Trainer, make_schedule
 
@@ -54,6 +54,7 @@ test part had a say."""
 _GREY = ("mnist", "fashion-mnist")
 _VIEWS = {"digits": ImageShift(1), "mnist": ImageShift(1), "fashion-mnist": ImageShift(1, flip=True)}
 """How images are varied: digits are no longer the same in a mirror."""
+_COMPONENTS = "pca-mlp"
 _SMALL_CNN, _PLANNED_VIEWS = "small-cnn", 2
 """Whose plan has centred images and so many views, chosen on held-out rows of MNIST's *training* part."""
 _LOSSES: dict[Task, Loss] = {
@@ -98,13 +99,15 @@ class TrainingRecipe:
     """Views of an image in a step: shifted a little, and mirrored where that makes sense. Left out, one; if the
     schedule is left out as well, two for small-cnn."""
     noise: str | None = None
-    """independent (the default), banded or lambda-cgd: noise that is correlated over the steps."""
+    """independent (the default), banded, toeplitz or lambda-cgd: noise that is correlated over the steps."""
     bands: int | None = None
     """Of banded noise; left out, chosen from public facts."""
     decay: float | None = None
     """The lambda of lambda-cgd."""
     centred: bool = False
     """For small-cnn: pixels from -1 to 1. Part of the plan where the schedule is left out."""
+    components_noise: float | None = None
+    """For pca-mlp: the noise multiplier of its components; left out, a tenth of the budget pays (searches need it)."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -133,8 +136,17 @@ class TrainingRecipe:
             raise InvalidInput(f"views are at least 1, and more than one of images only: {', '.join(_VIEWS)}.")
         if self.task is not None and (self.dataset != "fashion-mnist" or self.task not in _TASKS):
             raise InvalidInput("a task goes with fashion-mnist: choose classes or reconstruction.")
-        if self.features is not None and (self.features != SCATTERING or self.dataset not in _GREY):
+        if self.features not in (None, SCATTERING):
             raise InvalidInput(f"features are scattering, for {' and '.join(_GREY)}; got {self.features!r}.")
+        if self.features is not None and self.dataset not in _GREY:
+            raise InvalidInput(
+                f"scattering, as a model or as features, takes images of 28 x 28 ({', '.join(_GREY)}), which "
+                f"{self.dataset} has not: leave --model out for its own, {models.default(self.dataset)}, or take mlp."
+            )
+        if self.components_noise is not None:
+            check_positive("components_noise", self.components_noise)
+            if self.model != _COMPONENTS:
+                raise InvalidInput(f"the noise of principal components goes with the model {_COMPONENTS}.")
         if self.features is not None and self.dataset == "fashion-mnist" and self.task != "classes":
             raise InvalidInput("scattering features of fashion-mnist go with the task classes.")
         if self.epochs is not None and (not self.epochs > 0 or math.isinf(self.epochs)):
@@ -171,33 +183,51 @@ class TrainingRecipe:
         """The kind of sampling: sector clipping needs fixed-size batches."""
         return self.sampling or ("fixed-size" if self.clipping == "sector" else "poisson")
 
-    def load(self) -> Data:
-        """The data, with the rows to train on."""
-        return self._divided()[0]
+    def load(self, progress: Progress = silent) -> Data:
+        """The data, with the rows to train on.
+
+        Args:
+            progress: Told how many images have their features, where these take long.
+        """
+        data, order = self._divided()
+        first = None if order is None else order[: self.rows]
+        if self.features is not None:
+            return _scattered(data, first, progress)
+        return data if first is None else _with_rows(data, first)
+
+    def outline(self) -> Data:
+        """As `load`, for a plan: zeros in place of features that take long, in their shape."""
+        data, order = self._divided()
+        if self.features is not None:
+            data = replace(data, train=_blank_features(data.train), test=_blank_features(data.test))
+        return data if order is None else _with_rows(data, order[: self.rows])
 
     def left_out(self) -> TensorDataset:
         """Rows that were not trained on: the rest of the training file, or the test set if none are left."""
-        return self._divided()[1]
-
-    def _divided(self) -> tuple[Data, TensorDataset]:
-        data = datasets.load(self.dataset, **({} if self.task is None else {"task": _TASKS[self.task]}))
+        data, order = self._divided()
         if self.features is not None:
             data = _scattered(data)
+        return data.test if order is None else _with_rows(data, order[self.rows :]).train
+
+    def _divided(self) -> tuple[Data, Tensor | None]:
+        """All rows, as the files have them, and the order whose first `rows` are trained on."""
+        data = datasets.load(self.dataset, **({} if self.task is None else {"task": _TASKS[self.task]}))
         rng = np.random.default_rng(self.seed or 0)
         if self.random_labels:
             data = _relabelled(data, self.random_labels, rng)
         if self.rows is None:
-            return data, data.test
+            return data, None
         if self.rows >= len(data.train):
             raise InvalidInput(f"{self.dataset} has {len(data.train)} rows to train on: ask for fewer, or for all.")
-        order = torch.from_numpy(rng.permutation(len(data.train)))
-        return _with_rows(data, order[: self.rows]), _with_rows(data, order[self.rows :]).train
+        return data, torch.from_numpy(rng.permutation(len(data.train)))
 
     def build(self, data: Data) -> nn.Module:
         """The model, with its first weights; they do not depend on the data."""
         options: dict[str, Any] = {} if self.activation is None else {"activation": self.activation}
         if self.centred:
             options["centred"] = True
+        if self.components_noise is not None:
+            options["noise_multiplier"] = self.components_noise
         return models.build_for(data, self._named_model, seed=self.seed or 0, **options)
 
     @property
@@ -303,23 +333,39 @@ def usual_features() -> Tensor:
     return scattering_features(framed).mean(0)
 
 
-def _scattered(data: Data) -> Data:
-    """``data`` with scattering features in place of images; every image is transformed on its own."""
+def _scattered(data: Data, rows: Tensor | None = None, progress: Progress = silent) -> Data:
+    """``data`` with scattering features in place of images; every image is transformed on its own.
 
-    usual = usual_features()
+    Args:
+        data: Grey images.
+        rows: Numbers of the training rows that are wanted; None for all.
+        progress: Told how many are done.
+    """
+    usual, images, judged = usual_features(), data.train.tensors[0], data.test.tensors[0]
+    chosen = data if rows is None else _with_rows(data, rows)
+    many = len(chosen.train)
+    total = many + len(judged)
+    trained = kept_features(images, usual, wanted=rows, progress=lambda done, _: progress(done, total))
+    tested = kept_features(judged, usual, progress=lambda done, _: progress(many + done, total))
+    return replace(
+        chosen,
+        train=TensorDataset(trained, chosen.train.tensors[1]),
+        test=TensorDataset(tested, chosen.test.tensors[1]),
+    )
 
-    def mapped(rows: TensorDataset) -> TensorDataset:
-        images, labels = rows.tensors
-        return TensorDataset(kept_features(images, usual), labels)
 
-    return replace(data, train=mapped(data.train), test=mapped(data.test))
+def _blank_features(rows: TensorDataset) -> TensorDataset:
+    images, labels = rows.tensors
+    return TensorDataset(scattering_features(torch.zeros_like(images[:1])).mul(0).expand(len(images), -1), labels)
 
 
 _MANY = 2000
 """Features of fewer images take a few seconds, and are not kept."""
 
 
-def kept_features(images: Tensor, usual: Tensor) -> Tensor:
+def kept_features(
+    images: Tensor, usual: Tensor, *, wanted: Tensor | None = None, progress: Progress = silent
+) -> Tensor:
     """Scattering features of ``images``, computed once and kept in the user's cache, for its owner only.
 
     The file is named by a hash of the very images, of what is taken off them and of the version of the transform, so
@@ -328,19 +374,23 @@ def kept_features(images: Tensor, usual: Tensor) -> Tensor:
     Args:
         images: Grey images (n, 1, h, w).
         usual: The public direction that is taken off.
+        wanted: Numbers of the images whose features are wanted, and kept only if those of all are; None for all.
+        progress: Told how many are done.
     """
     if len(images) < _MANY:
-        return scattering_features(images, without=usual)
+        return scattering_features(images if wanted is None else images[wanted], without=usual, progress=progress)
     key = hashlib.sha256(f"{scattering.VERSION} {torch.__version__} {tuple(images.shape)} {images.dtype}".encode())
     for part in (usual, *torch.split(images, 1000)):
         key.update(np.ascontiguousarray(part.numpy()).data)
     file = cache_folder().parent / "features" / f"{key.hexdigest()}.npy"
     with suppress(SordinaError, OSError, ValueError):
         if file.exists() and not file.is_symlink():
-            kept = np.load(file, allow_pickle=False)
+            kept = np.load(file, allow_pickle=False, mmap_mode=None if wanted is None else "r")
             if kept.dtype == np.float32 and kept.ndim == 2 and len(kept) == len(images):
-                return torch.from_numpy(kept)
-    features = scattering_features(images, without=usual)
+                return torch.from_numpy(kept if wanted is None else np.array(kept[wanted.numpy()]))
+    if wanted is not None:
+        return scattering_features(images[wanted], without=usual, progress=progress)
+    features = scattering_features(images, without=usual, progress=progress)
     with suppress(SordinaError, OSError):
         private_files.make_folder(file.parent)
         private_files.write(file, lambda out: np.save(out, features.numpy(), allow_pickle=False))
@@ -379,14 +429,28 @@ def train(
     ledger: Ledger | None = None,
     dataset_budget: str | None = None,
     progress: bool | Progress = False,
+    loading: Progress = silent,
 ) -> Run:
-    """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs."""
+    """Do what ``recipe`` says; with a ``folder``, leave everything there that `open_run` needs.
+
+    Args:
+        recipe: What to do.
+        folder: Where the run is kept.
+        resume: Continue the run in ``folder``.
+        ledger: Where it is booked.
+        dataset_budget: The ledger's name of the data set.
+        progress: As `Trainer` takes it.
+        loading: Told how far the data are made, where that takes long.
+    """
     if ledger is not None and dataset_budget is not None and not resume:
         recipe.refuse_early(ledger, dataset_budget)
-    data = recipe.load()
+    data = recipe.load(loading)
     recipe = recipe.planned(data)
+    kept = asdict(recipe)
+    if recipe.components_noise is None:
+        del kept["components_noise"]  # runs that were begun before there was one go on
     trainer = recipe.trainer(
-        data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=asdict(recipe)
+        data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=kept
     )
     return trainer.fit(data.train, validation=data.test, resume=resume)
 
@@ -415,6 +479,7 @@ def summary(run: Run) -> dict[str, Any]:
     scores = run.validation
     told = [name for name in scores if name != "loss"]
     quality = {f"test_{name}": scores[name] for name in told} if told else {"test_mse": scores["loss"]}
+    weights = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
     return {
         **quality,
         "epsilon": run.epsilon if run.plan.private else None,
@@ -425,5 +490,6 @@ def summary(run: Run) -> dict[str, Any]:
         **({"lost_steps": run.lost_steps} if run.lost_steps else {}),
         "seconds": round(run.seconds, 3),
         "releasable": run.releasable and run.plan.private,
+        "verdict": verdict(run.plan, weights),
         **({"warning": warning} if (warning := run.warning) else {}),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -51,9 +52,11 @@ from sordina.training.losses import (
     per_sample,
 )
 from sordina.training.optimizers import OptimizerMaker, optimizer_named
-from sordina.training.planning import PlanReport, plan_report, planned_schedule
+from sordina.training.planning import PlanReport, hopeless, plan_report, planned_schedule, weights_of_linear
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
+
+log = logging.getLogger(__name__)
 
 # `make_private`: bind model, optimiser and data to a budget, for people who own their loop.
 
@@ -257,7 +260,8 @@ class Trainer:
 
     ``optimizer`` makes any ``torch.optim`` optimiser from parameters, or names one (sgd, momentum, adam, adam-bc,
     adam-wosm); left out, plain SGD is used, at ``learning_rate``. Without one the learning rate follows from public
-    facts (`AutomaticRate`), at no cost in privacy.
+    facts (`AutomaticRate`), at no cost in privacy. ``batch_size=None, epochs=None`` plans the schedule too, from the
+    budget, the number of rows and the size of the model; `plan_report` says what it will be, and what it can learn.
     ``folder`` turns on the metrics file, TensorBoard, checkpoints and the journal that makes `fit(resume=True)` safe.
     ``validate_every`` counts steps between validations; left out, an epoch. A watcher that raises `StopTraining` ends
     the run early, at the price of the whole. ``track_epsilon`` false saves the time to account every report.
@@ -343,6 +347,8 @@ class Trainer:
                 "again. Make a new Trainer, with a new model."
             )
         private = self._checked(data, validation)
+        if not resume and private.team.leads and (little := self._hopeless(private)):
+            log.warning(little)
         private.keeper = RunKeeper.open(
             private, folder=self.folder, resume=resume, ledger=self.ledger, dataset_budget=self.dataset_budget,
             checkpoint_every=self.checkpoint_every, settings=self._settings(),
@@ -353,12 +359,19 @@ class Trainer:
             if private.steps_taken < private.plan.steps:
                 with suppress(StopTraining), ExitStack() as stack:
                     self._loop(private, validation, [_entered(stack, one) for one in self._watchers(private)])
+            if private.team.leads and (short := private.last_steps.warning):
+                log.warning(short)
             return private.finish()
         except BaseException as error:
             private.keeper.failed(error)
             raise
         finally:
             private.close()
+
+    def _hopeless(self, private: Private) -> str | None:
+        """What to say before a budget is spent on next to nothing, from the plan and the size of the model."""
+        plan = private.plan
+        return hopeless(plan, self._weights(), self._units(private.rows)) if plan.private else None
 
     def _checked(self, data: Any, validation: Any) -> Private:
         """Everything that can be found wrong before anything is reserved or drawn."""
@@ -461,9 +474,10 @@ class Trainer:
         """What the budget can buy with this model and schedule, from public facts; nothing is spent.
 
         Args:
-            data: What will be trained on; only its size counts.
+            data: What will be trained on; only its size counts, and the shapes of its rows, which the model must take.
         """
         units = self._units(data)
+        linear = weights_of_linear(self.model, self.loss, as_rows(data))
         batch_size, epochs = self._schedule(data)
         sampler, steps = make_schedule(
             units, batch_size=batch_size, epochs=epochs, steps=self.steps, sampling=self.sampling, population=units,
@@ -474,7 +488,7 @@ class Trainer:
             noise=self.noise,
             before=components_event(self.model, self.budget, sampler.adjacency, users=self.users is not None),
         )  # fmt: skip
-        return plan_report(plan, self._weights(), units)
+        return plan_report(plan, self._weights(), units, linear=linear)
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
         rate, made = self.learning_rate, self.optimizer
@@ -489,6 +503,13 @@ class Trainer:
                 )
             return optimizer_named(name)(parameters), rate or (AutomaticRate() if name == "sgd" else None)
         if not isinstance(rate, (int, float, np.number)):
+            if rate is None and made is torch.optim.SGD:
+                return optimizer_named("sgd")(parameters), AutomaticRate()
+            if rate is None and isinstance(made, partial) and made.func is torch.optim.SGD and not _with_rate(made):
+                raise InvalidInput(
+                    "this SGD has no learning rate, and torch's own, 0.001, gets nowhere with clipped gradients: give "
+                    "it one (partial(torch.optim.SGD, lr=...)), or leave optimizer= out for a rate that finds itself."
+                )
             return made(parameters), rate
         raise InvalidInput(
             "give the learning rate to the optimizer you make: as a number, learning_rate= goes with an optimiser by "
@@ -562,6 +583,11 @@ class Trainer:
         if callable(self.progress):
             return [*watchers, ToldProgress(self.progress)]
         return [*watchers, ProgressBar(private.plan.steps)] if self.progress else watchers
+
+
+def _with_rate(made: partial[Any]) -> bool:
+    """Whether who makes an optimiser states its rate."""
+    return bool(made.args) or "lr" in made.keywords
 
 
 def _entered(stack: ExitStack, watcher: Callback) -> Callback:

@@ -57,7 +57,8 @@ class NamedTask:
     Which rows are held out is decided by a hash of each row, keyed by ``split_seed``: a row's fate depends on that row
     alone, so when one comes or goes the others stay where they are. The expected number of rows is the public
     population. ``rows`` and ``test_rows`` take only the first so many, for trial runs. ``options`` are more fields of a
-    `sordina.training.recipe.TrainingRecipe` (averaging, views, optimizer, features, task, noise, bands, decay).
+    `sordina.training.recipe.TrainingRecipe` (averaging, views, optimizer, features, task, noise, bands, decay,
+    components_noise).
     """
 
     dataset: str

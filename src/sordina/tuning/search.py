@@ -332,7 +332,8 @@ class Search:
         layer = components_of(one.model)
         if layer is not None and layer.noise_multiplier is None:
             raise InvalidInput(
-                "in a search every run pays for its principal components: state PCAInputs(noise_multiplier=...)."
+                "in a search every run pays for its principal components: state their noise, by "
+                "PCAInputs(noise_multiplier=20) or on the command line by --components-noise 20."
             )
         before = components_event(one.model, self.budget, sampler.adjacency, users=one.users is not None)
         unit = Unit.RECORD if one.users is None else Unit.USER
