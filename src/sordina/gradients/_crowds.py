@@ -86,7 +86,7 @@ def _work(run: Callable[[Any], object], dims: Dims, value: Any) -> float:
 
 def crowd_sizes(run: Callable[[Any], object], dims: Dims, few: Any, rows: int) -> list[int]:
     """Large batches in which operations are followed: some do other things there; ``rows`` is what the user has."""
-    most = WORK / 2 / max(1.0, _work(run, dims, few))
+    most = WORK / 8 / max(1.0, _work(run, dims, few))
     return sorted({int(size) for size in (min(CROWDS[0], most), min(rows, most)) if size > MANY})
 
 

@@ -174,7 +174,7 @@ class Study:
                     trial.check_trials(*crowd, found[0].outputs)
                 if not found[0].alone:
                     sizes = crowd_sizes(self.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
-                    why = brings_together(trial, found[0], [(size, make(size)) for size in sizes])
+                    why = brings_together(trial, found[0], [(size, make(size)) for size in sizes or [many]])
                     return replace(found[0], alone=why), found[1]
             return found
 
@@ -300,7 +300,7 @@ class StructureTrial:
         reads, read = self._reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
         why = self.study.recorder.dynamic or differs or read
-        why = why or brings_together(self, structure, [(self.rows, self.value), (many, larger)])
+        why = why or brings_together(self, structure, [(self.rows, self.value)])
         why = why or ("" if spoke else VANISHES)
         return replace(structure, passed=passed, alone=why), spoke
 
