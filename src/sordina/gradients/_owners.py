@@ -42,6 +42,7 @@ ARITHMETIC = {
     "_log_softmax", "sum", "mean", "convolution_backward", "native_layer_norm_backward", "native_group_norm_backward",
     "_softmax_backward_data", "_log_softmax_backward_data", "linear", "mv", "dot", "addmv",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "max_pool2d_with_indices", "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d",
 }  # fmt: skip
 """Operations through which "not a number" passes wherever a value does."""
 PYTORCHS = {"aten", "prims", "prim", "mkldnn", "quantized", "_quantized"}
@@ -220,6 +221,8 @@ class _Trials:
         ]
         if not any(self._tried(base, change, results) for base, change in trials):
             return [torch.full_like(each, SEVERAL) for each in self.owned]
+        if all(floats) and all(bool(each.all()) for each in self.owned):
+            return self.owned  # all of it has changed
         for end in (torch.amin, torch.amax):  # the largest of many values, or whether any is true, seldom changes
             self._tried(partial(self._constant, end, all(floats)), self._random, results)
         return self.owned
