@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
+from sordina.gradients._following import TOGETHER
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._rehearsal import Attributes, Dims, aside, check_parameters, fingerprint, part
 from sordina.gradients._tracing import changed, tensors_in
@@ -121,7 +122,7 @@ class PerSample:
         """Refuse a loss that mixes samples, or remembers them; and find out whether it must run on one at a time."""
         if self._stateful is not None and not LossWatch.checking and self._stateful[1].due():
             self._refuse_memory(self._stateful[0].at_present())
-            if kind not in self._apart and self._stateful[0].brought_together():
+            if kind not in self._apart and self._stateful[0].brought_together().startswith(TOGETHER):
                 raise self._stateful[0].refusal()
         if rows <= self._tried.get(kind, 0):
             return
