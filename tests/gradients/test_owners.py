@@ -434,12 +434,13 @@ def exists(truths):
     "fill",
     [
         lambda x, m: x.masked_fill(m, 0).mean(0) if exists(m) and exists(~m) else None,
+        lambda x, m: (x.masked_fill(m, 0).mean(0) if exists(~m) else 1 / 0) if exists(m) else None,
         lambda x, m: torch.tensor([column.mean() for column in x.t()]),
         lambda x, m: torch.FloatTensor([column.mean() for column in x.t()]),
         lambda x, m: torch.as_tensor([column.mean() for column in x.t()]),
         lambda x, m: x.new_tensor([column.mean() for column in x.t()]),
     ],
-    ids=["one line read twice", "tensor", "FloatTensor", "as_tensor", "new_tensor"],
+    ids=["one line read twice", "one line read twice, or an error", "tensor", "FloatTensor", "as_tensor", "new_tensor"],
 )
 def test_values_that_pass_by_the_dispatcher_or_behind_two_guards_are_seen(fill):
     class Filling(Imputing):

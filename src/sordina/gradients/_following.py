@@ -89,9 +89,18 @@ def brought_together(
         if not sites:
             return forward()
         with Reads([tensor for tensor, _ in held], rows, sites, first) as watched:
-            found = forward()
-        seen.extend(read.site for read in watched.found)
-        return found
+            try:
+                return forward()
+            finally:
+                seen.extend(read.site for read in watched.found)
+
+    def runs(sites: frozenset[Site], first: int | None) -> bool:
+        """Whether it does not end in an error, as a check does that fails."""
+        try:
+            turned(sites, first)
+        except Exception:
+            return False
+        return True
 
     pairs = itertools.combinations(sorted(reads), 2)
     turns = {frozenset[Site](), *(frozenset({site}) for site in reads), *map(frozenset, pairs), reads}
@@ -99,16 +108,10 @@ def brought_together(
         return _together_in("in too many ways")
     for sites in sorted(turns, key=len):
         seen = list[Site]()
-        try:
-            if sites:
-                turned(sites, None)
-        except Exception:
-            seen = []  # a check that fails
-        else:
-            if found := _followed(partial(turned, sites, None), held, outputs, Owners(rows, seed)):
-                return found
+        whole = not sites or runs(sites, None)
         often = max((seen.count(site) for site in sites), default=0)
-        for first in range(1, min(often, DEEPEST + 1)):  # one line may read several things, one behind the other
+        prefixes = range(1, min(often, DEEPEST + 1))  # one line may read several things, one behind the other
+        for first in [*([None] if whole else []), *(number for number in prefixes if runs(sites, number))]:
             if found := _followed(partial(turned, sites, first), held, outputs, Owners(rows, seed)):
                 return found
     return ""
