@@ -214,7 +214,7 @@ def first_rate(
     rule = AutomaticRate()
     gradient = torch.full((size,), norm / size**0.5)
     state = rule.adapt(rule.init(Start(steps, 0.1, size, weight, matrices)), gradient, noise, ReleasedNorm(norm, found))
-    return rule.learning_rate(state, 0.1)
+    return rule.learning_rate(state, 0.1) / state.trust
 
 
 def test_with_a_typical_norm_the_first_step_is_bounded_however_little_noise_there_is():
@@ -242,7 +242,7 @@ def test_a_run_that_gets_far_anyway_lets_noise_move_its_weights_less(noise, size
     """Nothing but noise is seen in a step; the noise of 900 steps is that part of what gradients could add up to."""
     rule, weight = AutomaticRate(), 1e-4
     state = rule.adapt(rule.init(Start(900, 0.1, 400, weight)), torch.full((400,), noise), noise, ReleasedNorm(2, True))
-    assert rule.learning_rate(state, 0.1) * noise * 30 == pytest.approx(sizes * weight)
+    assert rule.learning_rate(state, 0.1) / state.trust * noise * 30 == pytest.approx(sizes * weight)
 
 
 def test_the_first_step_does_not_depend_on_the_scale_of_the_inputs():
@@ -266,7 +266,7 @@ def rates(gradients, noise: float, steps: int = 1000):
     state, found = rule.init(Start(steps, 0.1, 400, 1.0)), []
     for gradient in gradients:
         state = rule.adapt(state, gradient, noise, ReleasedNorm(2.0, True))
-        found.append(rule.learning_rate(state, 0.1))
+        found.append(rule.learning_rate(state, 0.1) / state.trust)
     return found
 
 
@@ -302,3 +302,42 @@ def test_absurd_histories_move_nothing_and_raise_nothing():
                 for _ in range(3):
                     state = rule.adapt(state, torch.full((4,), size), noise, ReleasedNorm(norm, True))
                     assert math.isfinite(rule.learning_rate(state, 0.1))
+
+
+def descended(unit: float, noise: float, steps: int = 200, adds_up: float = 1.0) -> tuple[float, float]:
+    """A bowl of 400 numbers whose loss counts in ``unit``, the noise in units of a first gradient: what part of the
+    first loss is left at the end, and the trust then."""
+    draw = torch.Generator().manual_seed(0)
+    curvature = unit * torch.linspace(0.02, 1.0, 400)
+    weights = torch.ones(400)
+    norm = float((curvature * weights).norm())
+    rule, noise = AutomaticRate(), noise * norm
+    state = rule.init(Start(steps, 0.1, 400, 0.05, 2, adds_up))
+    for _ in range(steps):
+        gradient = curvature * weights + noise * torch.randn(400, generator=draw)
+        state = rule.adapt(state, gradient, noise, ReleasedNorm(norm, True))
+        weights = weights - rule.learning_rate(state, 0.1) * gradient
+    return float((curvature * weights**2).sum() / curvature.sum()), state.trust
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e-2, 1.0, 1e2, 1e4])
+def test_a_loss_of_any_unit_is_descended(unit):
+    """A mean over many pixels, targets in the thousands: without trust next to nothing is learned from 1e2 on."""
+    assert descended(unit, 1e-4)[0] < 0.1
+
+
+def test_noise_alone_is_no_reason_to_trust_more_or_less():
+    rule = AutomaticRate()
+    state, draw, found = rule.init(Start(1000, 0.1, 400, 1.0)), torch.Generator().manual_seed(0), []
+    for _ in range(1000):
+        state = rule.adapt(state, torch.randn(400, generator=draw), 1.0, ReleasedNorm(2.0, True))
+        found.append(state.trust)
+    assert found[0] < 0.1
+    assert max(found) == 1
+    assert sum(one == 1 for one in found) > 700  # one answer in forty is beyond two standard deviations
+
+
+def test_noise_that_turns_back_by_itself_is_not_asked():
+    """Anti-correlated noise would look like steps that are too long."""
+    assert descended(1.0, 1e-4, adds_up=0.2)[1] == 1
+    assert descended(1.0, 1e-4, steps=20)[1] == 1

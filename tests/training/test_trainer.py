@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
@@ -188,3 +189,21 @@ def test_an_autoencoder_trains_on_inputs_alone(data, held_out):
         (data[0],), validation=(held_out[0],)
     )
     assert set(run.validation) == {"loss"}
+
+
+def test_the_default_learns_an_autoencoder():
+    """A mean square over pixels behind a sigmoid: long first steps had driven every pixel to white for good."""
+    pictures = torch.tensor(load_digits().images / 16, dtype=torch.float32).unsqueeze(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.LeakyReLU(), nn.Conv2d(8, 16, 3), nn.LeakyReLU(),
+        nn.ConvTranspose2d(16, 8, 3), nn.LeakyReLU(), nn.ConvTranspose2d(8, 1, 3), nn.Sigmoid(),
+    )  # fmt: skip
+
+    def error(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return (given - wanted).square().mean((1, 2, 3))
+
+    train, test = pictures[:1400], pictures[1400:]
+    sd.Trainer(model, error, sd.Budget(3, 1e-4), batch_size=128, epochs=10, seed=0).fit((train, train))
+    with torch.no_grad():
+        assert float(error(model(test), test).mean()) < 0.6 * float(error(train.mean(0), test).mean())

@@ -231,6 +231,15 @@ class DistanceRate:
 # weights too (`_SWAMPED`). A model that is linear in its weights has a convex loss, and bears longer steps
 # if there are enough of them (`_FEW`).
 #
+# That a loss changes by about one per unit of an output holds for classifiers. A mean square over the pixels of a
+# picture has a hundredth of it, a sum over them a hundred times as much, and targets in the thousands a million. So the
+# rate is multiplied by a *trust* in it, found from how the last step turned out, as a line search would: with the
+# curvature H along a step, the next gradient is ``(1 - rho H)`` times the last one. Where both agree, steps may be
+# longer, where the next one turns back by `_BACK` of the last, they were too long. Only what stands out of the noise
+# counts. Runs of at least `_SHORT` steps begin with little trust and double it from step to step: a sigmoid that one
+# long step has driven to black does not come back. Above one, where the loss must be of another unit, trust grows only
+# while gradients are as long as at first, agree beyond doubt (`_SURE`), and have not turned back before.
+#
 # With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
 # weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
 
@@ -246,19 +255,35 @@ _SWAMPED, _AMPLE, _CALM = 2.0, 1000.0, 0.35
 """In a network the noise of a run moves a weight by at most ``_SWAMPED`` times the size of first weights; by less, down
 to the part ``_CALM`` of it, where gradients that agree would stand out of the whole noise more than ``_AMPLE`` times:
 such a run gets far enough with shorter steps."""
+_SHORT, _DOUBLING, _LEAST_TRUST, _MOST_TRUST = 32, 16, 1 / 32, 2.0**20
+"""Trust begins at one half for every ``_DOUBLING`` steps of a run, at least at ``_LEAST_TRUST``."""
+_AGREE, _GROWN, _BACK = 0.5, 1.5, 0.9
+"""Gradients agree if the next one goes at least so far along the last, and not much further: there the loss is bent."""
+_SURE = 3.0
+_AGAIN, _SLOWLY = 1.25, 1.1
+"""So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them."""
+_LOOKED_AT = 2**24
+"""Of a larger model every second, third, ... weight is looked at."""
 _RELATIVE = 0.1
 """Where no typical norm is known, what is surely signal may move all weights by this part of their length at first."""
 
 
 @dataclass(frozen=True)
 class AutomaticState(DistanceState):
-    """And the signal's mean square in units of the noise, the largest signal, and how many steps there were."""
+    """And the signal's mean square in units of the noise, the largest signal, and how many steps there were.
+
+    Then what the rate is multiplied by, whether gradients ever turned back, and the last one in units of its noise.
+    """
 
     recent: float = 0.0
     largest: float = 0.0
     moving: int = 0
     convex: float = 1.0
     adds_up: float = 1.0
+    trust: float = 1.0
+    turned: bool = False
+    last: Tensor | None = None
+    last_noise: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -282,7 +307,10 @@ class AutomaticRate(DistanceRate):
     def init(self, start: Start) -> AutomaticState:
         """Nothing seen. ``first`` keeps the size of a weight, where a usual one stands in if all are zero."""
         convex = _CONVEX if start.matrices == 1 else 1.0
-        return AutomaticState(start.steps, start.size or _USUAL_SIZE, convex=convex, adds_up=start.adds_up)
+        size, trust = start.size or _USUAL_SIZE, 1.0
+        if _watched(start.steps, start.adds_up):
+            trust = max(_LEAST_TRUST, 2.0 ** -(start.steps // _DOUBLING))
+        return AutomaticState(start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust)
 
     def adapt(
         self, state: DistanceState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
@@ -312,8 +340,11 @@ class AutomaticRate(DistanceRate):
         reach = state.convex * self.reach / typical.norm * math.sqrt(signal / largest)
         if state.convex > 1:
             reach *= min(1.0, state.steps / _FEW)
-        rate = min(reach / signal, walk / (root * state.adds_up)) / noise * fall(state.step, state.steps)
-        return replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest, rate=rate)
+        state = replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest)
+        if _watched(state.steps, state.adds_up):
+            state = _trusted(state, gradient, noise)
+        rate = min(reach / signal, walk / (root * state.adds_up)) / noise * fall(state.step - 1, state.steps)
+        return replace(state, rate=rate * state.trust)
 
     def _by_distance(self, state: AutomaticState, gradient: Tensor, noise: float) -> DistanceState:
         norm = float(gradient.norm())
@@ -331,3 +362,29 @@ class AutomaticRate(DistanceRate):
         signal = math.sqrt(max(norm**2 - weights * noise**2, math.sqrt(32 * weights) * noise**2))
         limit = _RELATIVE * whole / signal if state.convex == 1 else math.inf
         return min(self.travel * whole / (max(norm, noise) * math.sqrt(state.steps)), limit)
+
+
+def _watched(steps: int, adds_up: float) -> bool:
+    """Whether trust is looked for: there are enough steps, and noise does not by itself turn back in the next one."""
+    return steps >= _SHORT and adds_up == 1
+
+
+def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> AutomaticState:
+    """The state with the trust that follows from the released ``gradient``, which is kept to be compared."""
+    part = gradient[:: -(-len(gradient) // _LOOKED_AT)] / noise
+    trust, turned = state.trust, state.turned
+    if state.last is not None:
+        both = float(torch.dot(part, state.last))
+        now, before = (max(0.0, float(one.square().sum()) - len(one)) for one in (part, state.last))
+        doubt = _CERTAIN * math.sqrt(now + before + len(part))
+        along = before * state.last_noise / noise
+        agree = both > doubt and _AGREE * along < both < _GROWN * along
+        if both < -max(doubt, _BACK * along):
+            trust, turned = trust / 2, True
+        elif trust < 1 and agree:
+            trust = min(1.0, trust * (_AGAIN if turned else 2.0))
+        elif trust < 1 and abs(both) < doubt:
+            trust = min(1.0, trust * (_SLOWLY if turned else 2.0))
+        elif agree and not turned and both > _SURE * doubt and 4 * before > state.largest**2:
+            trust = min(_MOST_TRUST, 2 * trust)
+    return replace(state, trust=trust, turned=turned, last=part, last_noise=noise)
