@@ -17,6 +17,7 @@ from sordina.auditing.membership.target import LanguageModel, Samples
 from sordina.auditing.membership.text_attacks import SHARE, TEXT_ATTACKS, WIDTHS, TokenView, Zlib, ask_tokens
 from sordina.cli.main import main
 from sordina.datasets import tiny_lm
+from sordina.datasets.data import find
 from sordina.errors import InvalidInput
 from sordina.reproduction.language import small_gpt2
 
@@ -188,6 +189,7 @@ def run(monkeypatch, words):
     return stop.value.code or 0
 
 
+@pytest.mark.skipif(find(tiny_lm.WEIGHTS.path) is None, reason="the small language model is not in SORDINA_DATA")
 def test_the_command_attacks_a_folder(tmp_path, capsys, monkeypatch):
     """A real pre-trained model, fine-tuned on a few texts and saved as transformers saves; the base beside it."""
     base = tiny_lm.save_pretrained(tmp_path / "base")
