@@ -42,7 +42,7 @@ _POINTS, _SHARE, _LEAST = 0.02, 0.05, 0.002
 
 @dataclass(frozen=True)
 class Source:
-    """Rows to train and to test on, and the number of classes (0: numbers are predicted)."""
+    """Rows to train and to test on, and the number of classes (0: numbers or pictures are predicted)."""
 
     train: Rows
     test: Rows
@@ -53,6 +53,8 @@ class Source:
         shape, outputs = self.train[0].shape[1:], max(1, self.classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            if self.train[1].ndim == 4:
+                return autoencoder(kind, shape)
             if kind == "linear":
                 return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
             if kind == "mlp":
@@ -72,11 +74,25 @@ class Source:
         return nn.functional.cross_entropy if self.classes else nn.functional.mse_loss
 
 
+def autoencoder(kind: str, shape: Sequence[int]) -> nn.Module:
+    """A model of ``kind`` that gives back pictures of ``shape``, every pixel between zero and one."""
+    size = math.prod(shape)
+    if kind == "cnn":
+        return nn.Sequential(
+            nn.Conv2d(shape[0], 8, 3), nn.LeakyReLU(), nn.Conv2d(8, 16, 3), nn.LeakyReLU(),
+            nn.ConvTranspose2d(16, 8, 3), nn.LeakyReLU(), nn.ConvTranspose2d(8, shape[0], 3), nn.Sigmoid(),
+        )  # fmt: skip
+    hidden = [nn.Linear(size, size)] if kind == "linear" else [nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, size)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Sigmoid(), nn.Unflatten(1, tuple(shape)))
+
+
 # Data: synthetic tables of every balance, size and scale, and public ones.
 
 
-def table(rows: int, positive: float, *, scale: float = 1.0, width: int = 20, bent: bool = False) -> Source:
-    """A made-up table with a share of ``positive`` labels (0: a number is predicted)."""
+def table(
+    rows: int, positive: float, *, scale: float = 1.0, width: int = 20, bent: bool = False, unit: float = 1.0
+) -> Source:
+    """A made-up table with a share of ``positive`` labels (0: a number is predicted, which counts in ``unit``)."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows + _TEST, width))
     score = x @ (rng.normal(size=width) * 2 / math.sqrt(width))
@@ -85,7 +101,7 @@ def table(rows: int, positive: float, *, scale: float = 1.0, width: int = 20, be
     inputs = torch.from_numpy(x * scale).float()
     if not positive:
         target = score + 0.5 * rng.normal(size=len(score))
-        numbers = torch.from_numpy((target - target.mean()) / target.std()).float()[:, None]
+        numbers = torch.from_numpy(unit * (target - target.mean()) / target.std()).float()[:, None]
         return Source((inputs[:rows], numbers[:rows]), (inputs[rows:], numbers[rows:]), 0)
     score = score + 0.35 * rng.logistic(size=len(score))
     labels = torch.from_numpy((score > np.quantile(score, 1 - positive)).astype(np.int64))
@@ -108,6 +124,12 @@ def digits() -> Source:
     data = datasets.load("digits")
     train, test = (tuple(part.tensors) for part in (data.train, data.test))
     return Source((train[0].float().view(-1, 1, 8, 8), train[1]), (test[0].float().view(-1, 1, 8, 8), test[1]), 10)
+
+
+def pictures() -> Source:
+    """Images of 8 by 8 that are to be given back."""
+    (train, _), (test, _) = digits().train, digits().test
+    return Source((train, train), (test, test), 0)
 
 
 def public(name: str) -> Source:
@@ -136,9 +158,11 @@ SOURCES: dict[str, Callable[[], Source]] = {
     "tiny-scale": lambda: table(4000, 0.5, scale=0.01),
     "huge-scale": lambda: table(4000, 0.5, scale=100.0),
     "regression": lambda: table(4000, 0.0, width=10),
+    "regression-in-thousands": lambda: table(4000, 0.0, width=10, unit=1000.0),
     "bent-regression": lambda: table(8000, 0.0, width=10, bent=True),
     "words": words,
     "digits": digits,
+    "pictures": pictures,
     "breast-cancer": lambda: public("breast_cancer"),
     "wine": lambda: public("wine"),
     "diabetes": lambda: public("diabetes"),
@@ -181,14 +205,14 @@ def trained(source: Source, cell: Cell, seed: int, setting: tuple[float, float] 
     except TrainingFailed:
         return [-math.inf, math.inf]
     scores = evaluate(model, source.loss(), source.test)
-    return [scores["accuracy" if source.classes else "r2"], scores["loss"]]
+    return [scores["accuracy"] if source.classes else 1 - scores["loss"] / constant(source)[1], scores["loss"]]
 
 
 def constant(source: Source) -> list[float]:
     """Score and loss of the best constant answer on the test rows."""
     target = source.test[1]
     if not source.classes:
-        return [0.0, float(target.var(correction=0))]
+        return [0.0, float(target.var(0, correction=0).mean())]
     shares = target.bincount(minlength=source.classes).double() / len(target)
     return [float(shares.max()), float(-torch.xlogy(shares, shares).sum())]
 
