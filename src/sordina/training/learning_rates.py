@@ -238,7 +238,9 @@ class DistanceRate:
 # longer, where the next one turns back by `_BACK` of the last, they were too long. Only what stands out of the noise
 # counts. Runs of at least `_SHORT` steps begin with little trust and double it from step to step: a sigmoid that one
 # long step has driven to black does not come back. Above one, where the loss must be of another unit, trust grows only
-# while gradients are as long as at first, agree beyond doubt (`_SURE`), and have not turned back before.
+# while gradients are as long as at first, agree beyond doubt (`_SURE`), and have not turned back before. A model that
+# is linear in its weights bears steps to and fro, and comes back from wherever it was: there trust begins at one, and
+# is never less.
 #
 # With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
 # weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
@@ -308,7 +310,7 @@ class AutomaticRate(DistanceRate):
         """Nothing seen. ``first`` keeps the size of a weight, where a usual one stands in if all are zero."""
         convex = _CONVEX if start.matrices == 1 else 1.0
         size, trust = start.size or _USUAL_SIZE, 1.0
-        if _watched(start.steps, start.adds_up):
+        if convex == 1 and _watched(start.steps, start.adds_up):
             trust = max(_LEAST_TRUST, 2.0 ** -(start.steps // _DOUBLING))
         return AutomaticState(start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust)
 
@@ -380,7 +382,7 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
         along = before * state.last_noise / noise
         agree = both > doubt and _AGREE * along < both < _GROWN * along
         if both < -max(doubt, _BACK * along):
-            trust, turned = trust / 2, True
+            trust, turned = (max(1.0, trust / 2) if state.convex > 1 else trust / 2), True
         elif trust < 1 and agree:
             trust = min(1.0, trust * (_AGAIN if turned else 2.0))
         elif trust < 1 and abs(both) < doubt:
