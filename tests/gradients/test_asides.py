@@ -1,0 +1,193 @@
+"""What goes on beside a forward pass: errors that are caught on the way, and what a model does when it is called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sordina.errors import Unsupported
+from sordina.gradients import Engine
+from sordina.gradients._catching import catching
+from sordina.queries import VectorQuery
+
+ROWS = 12
+BOUND = 0.1
+Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def usual_losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x), y, reduction="none")
+
+
+def change(model: nn.Module, first: Tensor, x: Tensor, losses: Losses = usual_losses) -> float:
+    """How far the clipped sum moves when the last record is removed, in units of the bound, after a first batch."""
+    y, sums = torch.arange(len(x)) % 2, list[Tensor]()
+    with Engine(model) as engine:
+        engine.record(losses(model, first, y)).scalars()
+        engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
+        for count in (len(x), len(x) - 1):
+            tape = engine.record(losses(model, x[:count], y[:count]))
+            sums.append(tape.contract([VectorQuery((BOUND / tape.scalars().norms.clamp_min(1e-30)).clamp(max=1))])[0])
+    return float((sums[0] - sums[1]).norm()) / BOUND
+
+
+# Errors that are caught.
+
+
+def embedded(embedding: nn.Embedding, words: Tensor) -> Tensor:
+    try:
+        return embedding(words)
+    except IndexError:
+        return torch.zeros(*words.shape, 8)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+    def embed(self, words: Tensor) -> Tensor:
+        return self.embedding(words)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.out(self.embed(words).mean(1))
+
+
+class InHelper(Words):
+    def embed(self, words: Tensor) -> Tensor:
+        return embedded(self.embedding, words)
+
+
+class InMethod(Words):
+    def embed(self, words: Tensor) -> Tensor:
+        try:
+            return self.embedding(words)
+        except IndexError:
+            return torch.zeros(*words.shape, 8)
+
+
+class Suppressing(Words):
+    def embed(self, words: Tensor) -> Tensor:
+        found = torch.zeros(*words.shape, 8)
+        with contextlib.suppress(IndexError):
+            found = self.embedding(words)
+        return found
+
+
+class Decorated(Words):
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, words: Tensor) -> Tensor:
+        return self.out(embedded(self.embedding, words).mean(1))
+
+
+class Returning(Words):
+    def embed(self, words: Tensor) -> Tensor:
+        found = torch.zeros(*words.shape, 8)
+        try:
+            found = self.embedding(words)
+        finally:
+            return found  # noqa: B012
+
+
+class Quiet:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> bool:
+        return True
+
+
+class Managed(Words):
+    def embed(self, words: Tensor) -> Tensor:
+        found = torch.zeros(*words.shape, 8)
+        with Quiet():
+            found = self.embedding(words)
+        return found
+
+
+@pytest.mark.parametrize("kind", [InHelper, InMethod, Suppressing, Decorated, Returning, Managed])
+def test_errors_caught_on_the_way_decide_for_nobody_else(kind: type[Words]) -> None:
+    words = torch.randint(50, (ROWS, 5), generator=torch.Generator().manual_seed(0))
+    unknown = words.clone()
+    unknown[-1, 0] = 50
+    assert change(kind(), words, unknown) < 1.00001
+
+
+class Loading(Words):
+    """Errors are caught where no forward pass comes by."""
+
+    def __init__(self) -> None:
+        try:
+            super().__init__()
+        finally:
+            pass
+
+    def load(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            self.load_state_dict(torch.load(path))
+
+
+def test_errors_caught_elsewhere_are_no_reason() -> None:
+    assert catching(Words(), Loading(), cross_entropy, nn.TransformerEncoderLayer(4, 2)) == ""
+
+
+def test_errors_caught_in_a_hook_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].register_forward_hook(lambda module, given, result: embedded(module, given))
+    assert "embedded" in catching(model)
+
+
+# What a model does when it is called.
+
+
+class Called(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Imputing(Called):
+    def __call__(self, x: Tensor) -> Tensor:
+        missing = x == -1
+        return super().__call__(torch.where(missing, x.masked_fill(missing, 0).mean(0), x))
+
+
+class Standardising(Called):
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.Module.__call__(self, (x - x.mean(0)) / (x.std(0, correction=0) + 1e-5))
+
+
+class Doubling(Called):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(2 * x)
+
+
+def large_last() -> tuple[Tensor, Tensor]:
+    x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0))
+    last = x.clone()
+    last[:8, 2], last[-1, 2] = -1, 1e4
+    return x, last
+
+
+def test_what_a_model_does_when_it_is_called_is_part_of_it() -> None:
+    assert change(Imputing(), *large_last()) < 1.00001
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(Standardising(), *large_last())
+
+
+def test_a_model_that_is_called_in_its_own_way_may_run_on_all_samples() -> None:
+    model = Doubling()
+    with Engine(model) as engine:
+        engine.record(usual_losses(model, large_last()[0], torch.arange(ROWS) % 2)).scalars()
+        assert engine._calls._last is not None
+        assert engine._calls._last.alone == ""
