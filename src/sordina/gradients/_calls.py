@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._following import TOGETHER, still_apart
-from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
+from sordina.gradients._hooks import Recorder, Tap, again, calls_itself, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
@@ -513,7 +513,7 @@ def install(
 def hooked(module: nn.Module) -> bool:
     """Whether anything but its forward pass runs when a module is called."""
     own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    return any(own) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def remove(modules: Iterable[nn.Module]) -> None:
