@@ -1,19 +1,20 @@
-"""What goes on beside a forward pass: errors that are caught on the way, and what a model does when it is called."""
+"""What goes on beside a forward pass: errors that are caught, what calling a model does, and where it keeps data."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sordina.errors import Unsupported
+from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._catching import catching
 from sordina.queries import VectorQuery
+from sordina.training.losses import per_sample
 
 ROWS = 12
 BOUND = 0.1
@@ -191,3 +192,74 @@ def test_a_model_that_is_called_in_its_own_way_may_run_on_all_samples() -> None:
         engine.record(usual_losses(model, large_last()[0], torch.arange(ROWS) % 2)).scalars()
         assert engine._calls._last is not None
         assert engine._calls._last.alone == ""
+
+
+# Where a model, or a loss, may keep data.
+
+
+class OnParameter(Called):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.net[0].weight
+        weight.seen = 0.9 * getattr(weight, "seen", torch.ones(6)) + 0.1 * x.detach().abs().amax(0)
+        return self.net(x)
+
+
+def average() -> Generator[float, float, None]:
+    mean = 0.0
+    while True:
+        mean = 0.9 * mean + 0.1 * (yield mean)
+
+
+class InGenerator(Called):
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = average()
+        next(self.average)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average.send(float(x.detach().mean()))
+        return self.net(x)
+
+
+class BySend(InGenerator):
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = self.average.send
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average(float(x.detach().mean()))
+        return self.net(x)
+
+
+@pytest.mark.parametrize("kind", [OnParameter, InGenerator, BySend])
+def test_data_kept_on_a_parameter_or_in_a_generator_are_found(kind: type[Called]) -> None:
+    model = kind()
+    with Engine(model), pytest.raises(Unsupported, match=r"keeps data between batches, in '.*(seen|average)'"):
+        model(large_last()[0])
+
+
+class Noting(Called):
+    def forward(self, x: Tensor) -> Tensor:
+        self.net[0].weight.used = True
+        return self.net(x)
+
+
+def test_a_constant_on_a_parameter_is_no_data() -> None:
+    assert change(Noting(), *large_last()) < 1.00001
+
+
+@pytest.mark.parametrize("place", ["tensor", "generator"])
+def test_a_loss_that_keeps_data_in_such_places_is_refused(place: str) -> None:
+    anchor, means = torch.zeros(2), average()
+    next(means)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        mean = float(output.detach().mean())
+        if place == "tensor":
+            anchor.seen = 0.9 * getattr(anchor, "seen", 0.0) + mean  # type: ignore[attr-defined]
+        else:
+            means.send(mean)
+        return cross_entropy(output + anchor, target, reduction="none")
+
+    with pytest.raises(InvalidInput, match="keeps data between batches"):
+        per_sample(loss)(torch.randn(6, 2, requires_grad=True), torch.arange(6) % 2)

@@ -19,6 +19,7 @@ from sordina.gradients._catching import catching
 from sordina.gradients._chance import CASES
 from sordina.gradients._crowds import crowd_sizes
 from sordina.gradients._hooks import Tap
+from sordina.gradients._kept_state import attributes_of, inside_generator
 from sordina.gradients._owners import Owners
 from sordina.gradients._reads import MOST_TURNS, Reads, Site
 from sordina.gradients._rehearsal import gone_back
@@ -209,9 +210,12 @@ def remembered(trial: StructureTrial, other: tuple[Any, Any]) -> str:
 
 
 def _held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the modules of a model hold, but for parameters."""
+    """The tensors that the modules of a model hold, but for parameters; also what is put on these, or in generators."""
     for prefix, module in model.named_modules():
         own = {key: each for key, each in vars(module).items() if key not in ("_parameters", "_modules", "_buffers")}
+        own |= {key: inside for key, each in own.items() if (inside := inside_generator(each)) is not None}
+        for name, each in (*module._parameters.items(), *module._buffers.items()):
+            own |= {f"{name}.{key}": inner for key, inner in attributes_of(each).items()}
         for key, value in (*own.items(), *module._buffers.items()):
             for tensor in tensors_in([value]):
                 yield f"{prefix}.{key}" if prefix else key, tensor
