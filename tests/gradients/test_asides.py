@@ -263,3 +263,18 @@ def test_a_loss_that_keeps_data_in_such_places_is_refused(place: str) -> None:
 
     with pytest.raises(InvalidInput, match="keeps data between batches"):
         per_sample(loss)(torch.randn(6, 2, requires_grad=True), torch.arange(6) % 2)
+
+
+# What is compiled.
+
+
+class Guarded(Called):
+    def forward(self, x: Tensor) -> Tensor:
+        missing = x == -1
+        return self.net(x.masked_fill(missing, 0) if bool(missing.any()) else x)
+
+
+def test_a_compiled_model_that_cannot_be_followed_is_named_as_such() -> None:
+    model = torch.compile(Guarded(), backend="eager")
+    with Engine(model), pytest.raises(Unsupported, match="compile it after training"):
+        model(large_last()[0])

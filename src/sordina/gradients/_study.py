@@ -74,6 +74,7 @@ from sordina.gradients._rehearsal import (
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients.checks import COMPILED, is_compiled
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
 from sordina.gradients.structure import Key, Mixing, Structure, form_of, forms_of, grown, places_of, shapes_of
 from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of
@@ -140,6 +141,8 @@ class Study:
                 return silent
         if mixing is not None:
             raise mixing
+        if is_compiled(self.model):
+            raise Unsupported(COMPILED) from failure
         raise Unsupported(
             "the model cannot be run on a few samples, or on one alone "
             f"({type(failure).__name__} on made-up rows), so it cannot be seen that samples stay apart. Arguments must "

@@ -116,6 +116,24 @@ def _unreadable(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
+COMPILED = (
+    "the model was compiled (torch.compile), and what it does cannot be followed on made-up rows: give the model itself, "
+    "and compile it after training."
+)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, was compiled by `torch.compile`.
+
+    Args:
+        model: What is asked about.
+    """
+    return any(
+        type(module).__module__.startswith("torch._dynamo") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (
     _unreadable,
     _wrapped,
