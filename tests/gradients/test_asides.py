@@ -1,9 +1,10 @@
-"""What goes on beside a forward pass: errors that are caught, what calling a model does, and where it keeps data."""
+"""What goes on beside a forward pass: errors caught, what calling does, where data is kept, what reaches the loss."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +279,108 @@ def test_a_compiled_model_that_cannot_be_followed_is_named_as_such() -> None:
     model = torch.compile(Guarded(), backend="eager")
     with Engine(model), pytest.raises(Unsupported, match="compile it after training"):
         model(large_last()[0])
+
+
+# What a model hands to the loss beside its results per sample.
+
+
+class Largest(Called):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(x), x.abs().max()
+
+
+class Flag(Called):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"logits": self.net(x), "missing": bool((x == -1).any())}
+
+
+class Number(Called):
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        return self.net(x), x.max().item()
+
+
+class Attribute(Called):
+    missing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.missing = bool((x == -1).any())
+        return self.net(x)
+
+
+class HeldTensor(Called):
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = x.detach().abs().max()
+        return self.net(x)
+
+
+def first_of(result: Any) -> Tensor:
+    if isinstance(result, dict):
+        return result["logits"]
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def tempered(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    result = model(x)
+    scale = model.largest.clamp(min=50) if isinstance(model, HeldTensor) else result[1].clamp(min=50)
+    return cross_entropy(first_of(result) / scale, y, reduction="none")
+
+
+def plain_losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(first_of(model(x)), y, reduction="none")
+
+
+@pytest.mark.parametrize("kind", [Largest, HeldTensor])
+def test_a_loss_cannot_use_a_tensor_of_the_whole_batch(kind: type[Called]) -> None:
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(kind(), *large_last(), tempered)
+
+
+@pytest.mark.parametrize("kind", [Largest, HeldTensor])
+def test_a_tensor_of_the_whole_batch_may_be_there_if_nobody_uses_it(kind: type[Called]) -> None:
+    assert change(kind(), *large_last(), plain_losses) < 1.00001
+
+
+@pytest.mark.parametrize("kind", [Flag, Number, Attribute])
+def test_values_of_python_that_depend_on_samples_are_refused(kind: type[Called]) -> None:
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(kind(), *large_last(), plain_losses)
+
+
+class Tempered(Called):
+    """Hands on what is nobody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        self.calls = getattr(self, "calls", 0) + 1
+        return {"logits": self.net(x), "scale": self.scale * 3, "name": "tempered", "width": x.shape[1]}
+
+
+def test_what_is_nobodys_may_be_used() -> None:
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        result = model(x)
+        return cross_entropy(result["logits"] / result["scale"].item() / result["width"], y, reduction="none")
+
+    assert change(Tempered(), *large_last(), losses) < 1.00001
+
+
+class LossInside(Called):
+    """As models of Hugging Face do: the mean loss is one of the results."""
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.net(x)
+        return {"loss": cross_entropy(logits, y), "logits": logits}
+
+
+def test_a_mean_loss_computed_inside_the_model_is_withheld_and_harms_nobody() -> None:
+    model, (x, _), y = LossInside(), large_last(), torch.arange(ROWS) % 2
+    each = per_sample(lambda result, target: cross_entropy(result["logits"], target, reduction="none"))
+    with Engine(model) as engine:
+        for rows in (ROWS, ROWS - 1):
+            result = model(x[:rows], y[:rows])
+            assert engine.record(each(result, y[:rows])).scalars().norms.shape == (rows,)
+        with pytest.raises(Unsupported, match="not one per sample"):
+            result["loss"].item()
+    assert model(x, y)["loss"].item() > 0

@@ -8,18 +8,18 @@ made-up samples as the batch has. What a model still holds of a batch when anoth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sordina.gradients._asides import held_by
 from sordina.gradients._catching import catching
 from sordina.gradients._chance import CASES
 from sordina.gradients._crowds import crowd_sizes
 from sordina.gradients._hooks import Tap
-from sordina.gradients._kept_state import attributes_of, inside_generator
 from sordina.gradients._owners import Owners
 from sordina.gradients._reads import MOST_TURNS, Reads, Site
 from sordina.gradients._rehearsal import gone_back
@@ -203,19 +203,7 @@ def remembered(trial: StructureTrial, other: tuple[Any, Any]) -> str:
             if not all(map(owners.ownerless, results)):
                 return "(what it says of the next batch)"
             public = trial.study.public_buffers
-            kept = (name for name, each in _held_by(trial.study.model) if not owners.ownerless(each))
+            kept = (name for name, each in held_by(trial.study.model) if not owners.ownerless(each))
             return next((name for name in kept if name not in public), "")
     except Exception:
         return ""  # that it cannot be followed is said elsewhere
-
-
-def _held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the modules of a model hold, but for parameters; also what is put on these, or in generators."""
-    for prefix, module in model.named_modules():
-        own = {key: each for key, each in vars(module).items() if key not in ("_parameters", "_modules", "_buffers")}
-        own |= {key: inside for key, each in own.items() if (inside := inside_generator(each)) is not None}
-        for name, each in (*module._parameters.items(), *module._buffers.items()):
-            own |= {f"{name}.{key}": inner for key, inner in attributes_of(each).items()}
-        for key, value in (*own.items(), *module._buffers.items()):
-            for tensor in tensors_in([value]):
-                yield f"{prefix}.{key}" if prefix else key, tensor

@@ -100,6 +100,12 @@ def calls_itself(module: nn.Module) -> bool:
     return False
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether anything but its forward pass runs when a module is called."""
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(own) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
 def wrapped_by(module: nn.Module, owner: object) -> bool:
     """Whether a module runs a forward pass on behalf of ``owner``."""
     return type(module).__dict__.get(_OWNER) is owner
