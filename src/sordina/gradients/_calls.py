@@ -211,10 +211,11 @@ class Calls:
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
-        withhold_attributes(self.model, structure.holding)
-        return without_asides(
-            self._kept(ModelCall(value, structure, rows, edges, apart, taps), result), structure, apart
-        )
+        result = self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
+        if structure.holding or structure.shared or apart is not None:
+            withhold_attributes(self.model, structure.holding)
+            result = without_asides(result, structure, apart)
+        return result
 
     def _watched(
         self, value: tuple[Any, Any], given: Sequence[Tensor], structure: Structure, rows: int, before: Snapshot
