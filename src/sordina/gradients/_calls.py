@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
+from sordina.gradients._asides import Agreement, withhold_attributes, without_asides
 from sordina.gradients._following import TOGETHER, still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
@@ -210,7 +211,11 @@ class Calls:
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
-        return self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
+        result = self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
+        if structure.holding or structure.shared or apart is not None:
+            withhold_attributes(self.model, structure.holding)
+            result = without_asides(result, structure, apart)
+        return result
 
     def _watched(
         self, value: tuple[Any, Any], given: Sequence[Tensor], structure: Structure, rows: int, before: Snapshot
@@ -342,7 +347,8 @@ class Calls:
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
         again = Attributes(self.model, self.public_buffers).restore
-        return self._muted(run_apart, self.run, value, structure.inputs, rows, structure.outputs, again)  # type: ignore[no-any-return]
+        run = Agreement(self.model, self.run)
+        return self._muted(run_apart, run, value, structure.inputs, rows, structure.outputs, again)  # type: ignore[no-any-return]
 
     def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.muted += 1
@@ -508,12 +514,6 @@ def install(
             wrap(module, forward, recorder)
     wrap(model, root[0], recorder, root[1])
     return [*wrapped, *(module for module, _ in layers), model], calls
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether anything but its forward pass runs when a module is called."""
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def remove(modules: Iterable[nn.Module]) -> None:

@@ -7,20 +7,19 @@ made-up samples as the batch has. What a model still holds of a batch when anoth
 
 from __future__ import annotations
 
-import dis
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sordina.gradients._asides import held_by
+from sordina.gradients._catching import catching
 from sordina.gradients._chance import CASES
 from sordina.gradients._crowds import crowd_sizes
 from sordina.gradients._hooks import Tap
-from sordina.gradients._kept_state import _installed
 from sordina.gradients._owners import Owners
 from sordina.gradients._reads import MOST_TURNS, Reads, Site
 from sordina.gradients._rehearsal import gone_back
@@ -204,44 +203,7 @@ def remembered(trial: StructureTrial, other: tuple[Any, Any]) -> str:
             if not all(map(owners.ownerless, results)):
                 return "(what it says of the next batch)"
             public = trial.study.public_buffers
-            kept = (name for name, each in _held_by(trial.study.model) if not owners.ownerless(each))
+            kept = (name for name, each in held_by(trial.study.model) if not owners.ownerless(each))
             return next((name for name in kept if name not in public), "")
     except Exception:
         return ""  # that it cannot be followed is said elsewhere
-
-
-def _held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the modules of a model hold, but for parameters."""
-    for prefix, module in model.named_modules():
-        own = {key: each for key, each in vars(module).items() if key not in ("_parameters", "_modules", "_buffers")}
-        for key, value in (*own.items(), *module._buffers.items()):
-            for tensor in tensors_in([value]):
-                yield f"{prefix}.{key}" if prefix else key, tensor
-
-
-CATCHES = "errors are caught in {}: who gets one may decide for all"
-
-
-def catching(*holders: Any) -> str:
-    """Where code of one's own among these functions, objects and modules catches errors; empty if nowhere."""
-    for holder in holders:
-        parts = holder.modules() if isinstance(holder, nn.Module) else [holder]
-        for part in parts:
-            while isinstance(part, partial):
-                part = part.func
-            names = ("forward", "__call__", "__code__")
-            functions = [part] if hasattr(part, "__code__") else [getattr(type(part), name, None) for name in names]
-            for function in functions:
-                code = getattr(function, "__code__", None)
-                if code is None or _installed(getattr(function, "__module__", None) or ""):
-                    continue
-                if _catches(code):
-                    return CATCHES.format(getattr(function, "__qualname__", code.co_name))
-    return ""
-
-
-def _catches(code: CodeType) -> bool:
-    names = [each.opname for each in dis.get_instructions(code)]
-    typed = {"CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"} & set(names)
-    bare = any(pair == ("PUSH_EXC_INFO", "POP_TOP") for pair in itertools.pairwise(names))
-    return bool(typed or bare or any(_catches(each) for each in code.co_consts if isinstance(each, CodeType)))

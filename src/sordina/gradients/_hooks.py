@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from sordina.gradients._kept_state import _installed
 from sordina.gradients._tracing import Tracer
 from sordina.gradients.layout import Fold
 from sordina.gradients.terms import Term
@@ -85,6 +86,24 @@ def own_class(module: nn.Module) -> type[nn.Module]:
     """The class of a module, whatever forward pass it runs."""
     kind: type[nn.Module] = type(module).__dict__.get(_OWN_CLASS, type(module))
     return kind
+
+
+def calls_itself(module: nn.Module) -> bool:
+    """Whether calling a module is more than PyTorch's way to its forward pass: its class, not a library's, says how."""
+    kind = own_class(module)
+    for name in ("__call__", "_wrapped_call_impl", "_call_impl"):
+        owner = next(each for each in kind.__mro__ if name in vars(each))
+        if owner is not nn.Module and not _installed(owner.__module__):
+            return True
+        if name in vars(module):
+            return True
+    return False
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether anything but its forward pass runs when a module is called."""
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(own) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def wrapped_by(module: nn.Module, owner: object) -> bool:

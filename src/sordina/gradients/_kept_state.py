@@ -10,6 +10,7 @@ import copy
 import dis
 import enum
 import functools
+import gc
 import random
 import sys
 import sysconfig
@@ -86,14 +87,22 @@ def all_differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[st
 
 
 def is_huge(value: Any) -> bool:
-    """Whether a value in a state stands for a tensor that is too large to be put back."""
-    return isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)
+    """Whether a value in a state stands for what cannot be put back: a tensor that is too large, or a generator."""
+    return (isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)) or moves_on(value)
+
+
+def moves_on(value: Any) -> bool:
+    """Whether a value in a state stands for, or holds, a generator of Python's, which cannot be put back."""
+    if isinstance(value, Mapping):
+        return any(map(moves_on, value.values()))
+    return isinstance(value, (tuple, list)) and (value[:1] == (_MOVING,) or any(map(moves_on, value)))
 
 
 COUNTERS = 16
 """Parameters of up to so many values that do not learn are put back in every step: they may count something."""
 _DEEP, _MOST, _HUGE, _GONE = 6, 50_000, 1 << 20, "is not there"
 """So deep is looked, at so many things; of tensors with more values than that a number stands for them."""
+_MOVING = "a generator"
 _OPAQUE = sys.stdlib_module_names | {"torch", "sordina", "numpy"}
 """Packages whose objects and functions are not looked into."""
 
@@ -109,11 +118,51 @@ def _gather(holder: Any, prefix: str, found: dict[str, Any], seen: set[int], dee
         if frozen:
             own = [(name, each) for name, each in holder._parameters.items() if _at_rest(each)]
             found |= {f"parameter {prefix}{name}": _plain(each, seen, 1) for name, each in own}
+        for name, each in (*holder._parameters.items(), *holder._buffers.items()):
+            for inner, value in attributes_of(each).items():
+                found[f"{prefix}{name}.{inner}"] = _plain(value, seen, deep - 1, frozen)
     for name, each in _held(holder).items():
         if isinstance(each, nn.Module) or _looked_into(each):
             _gather(each, f"{prefix}{name}.", found, seen, deep - (not modules), frozen)
         elif not isinstance(each, nn.Parameter) or (frozen and _at_rest(each)):
             found[prefix + name] = _plain(each, seen, deep - 1, frozen)
+
+
+def attributes_of(tensor: Tensor | None) -> dict[str, Any]:
+    """What somebody has put on a tensor under names of their own."""
+    own = {} if tensor is None else vars(tensor)
+    return {name: each for name, each in own.items() if not name.startswith("_sordina")}
+
+
+def inside_generator(value: Any) -> list[Any] | None:
+    """What a generator of Python's, or another iterator, holds on to; None if ``value`` is none."""
+    if isinstance(value, types.GeneratorType):
+        return [] if value.gi_frame is None else list(value.gi_frame.f_locals.values())
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        return gc.get_referents(value)
+    return None
+
+
+class _Itself:
+    """Equal for one and the same object only: what is not a number is never told from the next."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _owner_of(value: Any) -> Any:
+    """What a method of a list, or of a generator, belongs to; anything else is itself."""
+    if isinstance(value, types.BuiltinMethodType) and isinstance(value.__self__, _METHODS_OF):
+        return value.__self__
+    return value
+
+
+_METHODS_OF = (list, dict, set, deque, types.GeneratorType)
 
 
 def _at_rest(value: Any) -> bool:
@@ -184,7 +233,7 @@ def _label(method: types.FunctionType, where: Any, name: str) -> str:
 def _may_keep(value: Any) -> bool:
     """Whether what a method names may keep something: no class, and no function or plain object of a library."""
     if isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
-        return False
+        return _owner_of(value) is not value
     if isinstance(value, types.FunctionType):
         return not _installed(value.__module__)
     return (
@@ -273,10 +322,14 @@ def _looked_into(value: Any) -> bool:
 
 def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
     """A copy of ``value`` that compares; of what is not looked into its type."""
+    value = _owner_of(value)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None), np.generic)):
         return value
     kind = type(value).__name__
     if isinstance(value, Tensor):
+        if deep and id(value) not in seen and (own := attributes_of(value)):
+            inside = seen | {id(value)}
+            return [_plain(value, inside, 0), {name: _plain(each, inside, deep - 1) for name, each in own.items()}]
         with suppress(Exception):  # a sparse one, or one that is not there yet
             return value.detach().clone() if value.numel() <= _HUGE else (value.shape, digest(value.detach()))
         return kind
@@ -290,6 +343,8 @@ def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
         inner: dict[str, Any] = {}
         _gather(value, "", inner, seen, deep, frozen)
         return inner
+    if deep and id(value) not in seen and (held := inside_generator(value)) is not None:
+        return _MOVING, [(_Itself(each), _plain(each, seen | {id(value)}, deep - 1, frozen)) for each in held]
     if not isinstance(value, (list, tuple, deque, set, frozenset, Mapping)) or not deep or id(value) in seen:
         return kind
     inside = seen | {id(value)}
@@ -344,13 +399,14 @@ class KeptState:
 
     def _note(self, value: Any) -> list[Any]:
         """Remember what is in ``value``, and say what else to look at."""
-        put = self._places.append
+        put, value = self._places.append, _owner_of(value)
         if isinstance(value, Tensor):
+            put(functools.partial(_put_attributes_back, value, attributes_of(value)))
             with suppress(Exception):  # larger ones are data, or are refused if they change
                 parameter = isinstance(value, nn.Parameter)
-                if value.numel() > (self._frozen if parameter else _HUGE) or (parameter and value.requires_grad):
-                    return []
-                put(functools.partial(_refill, value, value.data, value.detach().clone()))
+                if value.numel() <= (self._frozen if parameter else _HUGE) and not (parameter and value.requires_grad):
+                    put(functools.partial(_refill, value, value.data, value.detach().clone()))
+            return list(attributes_of(value).values())
         elif isinstance(value, np.ndarray):
             if value.flags.writeable and value.size <= _HUGE:
                 put(functools.partial(np.copyto, value, value.copy()))
@@ -366,6 +422,8 @@ class KeptState:
             return list(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, (tuple, frozenset)):
             return list(value)
+        elif (held := inside_generator(value)) is not None:
+            return held
         elif isinstance(value, torch.Generator):
             put(functools.partial(value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
@@ -429,6 +487,12 @@ def _put_back(value: Any, kept: Mapping[str, Any], slots: Mapping[str, Any]) -> 
         object.__setattr__(value, name, each)
 
 
+def _put_attributes_back(tensor: Tensor, kept: Mapping[str, Any]) -> None:
+    for name in attributes_of(tensor).keys() - kept.keys():
+        delattr(tensor, name)
+    vars(tensor).update(kept)
+
+
 def _refill(tensor: Tensor, data: Tensor, values: Tensor) -> None:
     with torch.no_grad():
         if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
@@ -472,4 +536,6 @@ def left_otherwise(
         if len(states) == 2 and not differing(*states):
             return ""
     volatile = set(all_differing(states[0], states[2]))  # the time of day, for one
+    if moved := next((name for name in volatile if moves_on(states[0].get(name))), ""):
+        return moved
     return next((name for name in all_differing(*states[:2]) if name not in volatile), "")

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
+from sordina.gradients._asides import Results, check_asides, check_said, numbers_kept, with_asides
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._following import brings_together, remembered
@@ -74,7 +75,16 @@ from sordina.gradients._rehearsal import (
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
+from sordina.gradients.checks import refuse_compiled
+from sordina.gradients.one_by_one import (
+    SamplePlacement,
+    SamplePlacements,
+    Truth,
+    close,
+    others_same,
+    part_same,
+    piece_of,
+)
 from sordina.gradients.structure import Key, Mixing, Structure, form_of, forms_of, grown, places_of, shapes_of
 from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of
 
@@ -140,6 +150,7 @@ class Study:
                 return silent
         if mixing is not None:
             raise mixing
+        refuse_compiled(self.model)
         raise Unsupported(
             "the model cannot be run on a few samples, or on one alone "
             f"({type(failure).__name__} on made-up rows), so it cannot be seen that samples stay apart. Arguments must "
@@ -243,12 +254,12 @@ class Study:
         taps, self.recorder.taps = self.recorder.taps, []
         return result, taps
 
-    def plain(self, value: tuple[Any, Any]) -> list[Tensor]:
+    def plain(self, value: tuple[Any, Any]) -> Results:
         """The tensors of the result of a forward pass without taps."""
         self.recorder.muted += 1
         args, kwargs = changed(value, torch.clone)
         try:
-            return list(tensors_in([self.forward(*args, **kwargs)]))
+            return Results(self.forward(*args, **kwargs))
         finally:
             self.recorder.muted -= 1
 
@@ -282,6 +293,7 @@ class StructureTrial:
         result, taps = self._heard(self.rows, self.value)
         outputs = list(tensors_in([result]))
         apart = self._apart(self.value)
+        check_said([result, *apart])
         placements = self._placements(outputs, wide, apart, many)
         self._compare(outputs, apart, placements)
         first = {tap.key for tap in taps or () if not tap.any_dim}
@@ -299,6 +311,7 @@ class StructureTrial:
             differs = self._other_way(structure)
         reads, read = self._reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
+        structure = with_asides(self, structure, [(self.rows, self.value), (many, larger)])
         why = self.study.recorder.dynamic or differs or read
         why = why or brings_together(self, structure, [(self.rows, self.value)])
         why = why or ("" if spoke else VANISHES)
@@ -311,7 +324,7 @@ class StructureTrial:
         except Exception:
             return self.fresh(partial(self.study.plain, value)), None
 
-    def _apart(self, value: tuple[Any, Any]) -> list[list[Tensor]]:
+    def _apart(self, value: tuple[Any, Any]) -> list[Results]:
         return [self.fresh(partial(self.study.plain, part(value, self.dims, row))) for row in range(self.rows)]
 
     def _other_way(self, structure: Structure) -> str:
@@ -330,16 +343,19 @@ class StructureTrial:
         """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
         kept = KeptState(self.study.model, 0)
 
-        def run(value: tuple[Any, Any]) -> list[Tensor]:
+        def run(value: tuple[Any, Any]) -> Results:
             kept.restore()
-            tensors = self.fresh(partial(self.study.plain, value))
+            tensors: Results = self.fresh(partial(self.study.plain, value))
+            tensors.kept = numbers_kept(self.study.model)
             wanted = [get_gradient_edge(each) for each in self.study.parameters.values()]
             chosen = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
             if chosen and wanted:
                 gradients(torch.stack([tensor.square().sum() for tensor in chosen]), wanted, retain=False)
-            return [tensor.detach() for tensor in tensors]
+            tensors[:] = [tensor.detach() for tensor in tensors]
+            return tensors
 
         def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+            check_asides(one, two)
             pairs = zip(one, two, places, strict=False)
             return len(one) == len(two) and all(close(a, b, place.dim if place else None) for a, b, place in pairs)
 
@@ -356,6 +372,8 @@ class StructureTrial:
             return settled(run, both, same, lambda: company(alike(), self.rows), left)
         except Remembered as found:
             raise Unsupported(remembers_words(str(found))) from None
+        except Unsupported:
+            raise
         except Exception:
             return frozenset(), "the model cannot be watched while it runs"
         finally:
@@ -566,7 +584,7 @@ class StructureTrial:
         losses = torch.stack(chosen).sum(0)
         truth = Truth(study.parameters, torch.randn(self.rows, generator=study.generator, dtype=torch.float64))
         for row, tensors in enumerate(apart):
-            truth.add(row, self._piece(row, tensors, structure.outputs, spread))
+            truth.add(row, piece_of(row, tensors, structure.outputs, spread))
         if taps is None:
             return nothing, "a rule does not fit how its layer is called", True
         if not structure.fits(taps, self.rows):
@@ -580,13 +598,3 @@ class StructureTrial:
                 return passed, truth.differing(terms), truth.spoke
         except Exception:
             return nothing, "a rule does not fit how its layer is called", True
-
-    def _piece(
-        self, row: int, tensors: Sequence[Tensor], places: SamplePlacements, spread: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        chosen = [
-            (tensor, weight.narrow(place.dim, row * tensor.shape[place.dim], tensor.shape[place.dim]))
-            for tensor, place, weight in zip(tensors, places, spread, strict=True)
-            if place is not None and tensor.requires_grad
-        ]
-        return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]

@@ -116,6 +116,21 @@ def _unreadable(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Say what to do about a model that was compiled by `torch.compile`, in whole or in part, and cannot be followed.
+
+    Args:
+        model: What cannot be run on made-up rows.
+    """
+    parts = list(model.modules())
+    dynamo = any(type(module).__module__.startswith("torch._dynamo") for module in parts)
+    if dynamo or any(getattr(module, "_compiled_call_impl", None) is not None for module in parts):
+        raise Unsupported(
+            "the model was compiled (torch.compile), and what it does cannot be followed on made-up rows: give the "
+            "model itself, and compile it after training."
+        )
+
+
 TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (
     _unreadable,
     _wrapped,

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients._calls import ModelCall, hooked, install, remove, untapped, used_outside
-from sordina.gradients._hooks import Recorder, Tap
+from sordina.gradients._calls import ModelCall, install, remove, untapped, used_outside
+from sordina.gradients._hooks import Recorder, Tap, hooked
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen

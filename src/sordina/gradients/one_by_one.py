@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Gathering
+from sordina.gradients._kept_state import same
 from sordina.gradients._rehearsal import Dims, gone_back, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.layout import widen
@@ -50,6 +51,11 @@ class Apart:
     """The same put together, without a graph behind them."""
     placements: SamplePlacements
 
+    def disputed(self) -> frozenset[int]:
+        """The places of tensors without rows of samples that are not the same for all samples."""
+        loose = [number for number, placement in enumerate(self.placements) if placement is None]
+        return frozenset(n for n in loose if not all(same(each[n], self.parts[0][n]) for each in self.parts[1:]))
+
     def pieces(self, gradients: Sequence[Tensor | None]) -> list[BackwardPiece]:
         """By sample its results and their gradients, from the ``gradients`` of the tensors at the border."""
         pieces: list[BackwardPiece] = [BackwardPiece() for _ in self.parts]
@@ -66,6 +72,25 @@ class Apart:
                     piece.gradients.append(gradient.narrow(placement.dim, start, size))
                 start += size
         return pieces
+
+
+def piece_of(
+    row: int, tensors: Sequence[Tensor], places: SamplePlacements, spread: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of the results of a sample that ran alone those with a gradient, and what they get of the gradients of all.
+
+    Args:
+        row: Which sample it is.
+        tensors: Its results.
+        places: Where samples lie in them.
+        spread: The gradients of the results of all samples.
+    """
+    chosen = [
+        (tensor, weight.narrow(place.dim, row * tensor.shape[place.dim], tensor.shape[place.dim]))
+        for tensor, place, weight in zip(tensors, places, spread, strict=True)
+        if place is not None and tensor.requires_grad
+    ]
+    return [tensor for tensor, _ in chosen], [weight for _, weight in chosen]
 
 
 NOT_PER_SAMPLE = (

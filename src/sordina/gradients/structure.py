@@ -49,6 +49,10 @@ class Structure:
     """Whether the samples might as well lie elsewhere: only the losses can tell."""
     alone: str = ""
     """Why the model must run one sample at a time; empty if it need not."""
+    shared: frozenset[int] = frozenset()
+    """The places of results that have no row for each sample, and hold values of samples."""
+    holding: frozenset[str] = frozenset()
+    """Attributes of the model that hold values of samples after a call."""
     _fitting: dict[Any, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
     """What was found of forward passes that looked the same: `_fit` is a function of what they look like."""
 

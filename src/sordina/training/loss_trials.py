@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from sordina.errors import InvalidInput
+from sordina.gradients._catching import catching
 from sordina.gradients._chance import UNUSUAL, Generators, InOrder
-from sordina.gradients._following import brought_together, catching
+from sordina.gradients._following import brought_together
 from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
 from sordina.gradients._reads import Company, Reads, Remembered, Site, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
