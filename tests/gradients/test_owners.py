@@ -15,6 +15,7 @@ from torch import nn
 
 from sordina.errors import InvalidInput, SordinaError, Unsupported
 from sordina.gradients import Engine
+from sordina.gradients._chance import WithoutChance
 from sordina.gradients._following import catching
 from sordina.gradients._owners import Owners
 from sordina.gradients.structure import Mixing
@@ -32,6 +33,7 @@ def inputs(shape, rows=ROWS):
 
 def foreign(function, x):
     with Owners(len(x), 1) as owners:
+        owners.own_chance()
         owners.own(x, 0)
         found = function(x)
         return owners.foreign(found, 0) or bool(owners.lost)
@@ -56,6 +58,19 @@ APART = {
     "indices of a sample's own": (lambda x: x.gather(1, x.argsort(1)), VECTORS),
     "attention": (lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]), (4, 8)),
     "a value of several samples that is not used": (lambda x: (x.mean(0), x * 2)[1], VECTORS),
+    "the last step by length": (lambda x: x[torch.arange(3), (x[:, :, 0] > -9).sum(1) - 1], (5, 4)),
+    "values looked up in a list": (
+        lambda x: torch.bucketize(x, torch.arange(4.0)) + torch.isin(x, torch.ones(2)),
+        VECTORS,
+    ),
+    "random numbers for each": (lambda x: x + torch.randn(len(x), 4) * torch.empty(len(x), 1).bernoulli_(0.8), VECTORS),
+    "random numbers for all": (lambda x: x * torch.rand(4) * torch.rand(()), VECTORS),
+    "a draw by a sample's own chances": (
+        lambda x: torch.multinomial(x.softmax(1), 1) + x.sigmoid().bernoulli(),
+        VECTORS,
+    ),
+    "places chosen at random": (lambda x: x.gather(1, torch.rand(3, 4).argsort(1)), VECTORS),
+    "noise on weights": (lambda x: F.linear(x, (w := nn.Parameter(torch.ones(3, 4))) + torch.randn_like(w)), VECTORS),
 }
 TOGETHER = {
     "a mean that is multiplied by zero": (lambda x: x + 0 * x.mean(0), VECTORS),
@@ -80,6 +95,19 @@ TOGETHER = {
     "whether any number is not zero": (lambda x: x * x.any(), VECTORS),
     "how many are not zero": (lambda x: x + torch.count_nonzero(x), VECTORS),
     "a maximum for stability": (lambda x: (x - x.max()).exp().log_softmax(1), VECTORS),
+    "a count in steps": (lambda x: x * ((x == -1).sum() // 8), VECTORS),
+    "a count in classes": (lambda x: x * torch.bucketize((x == -1).sum(), torch.tensor([8, 16])), VECTORS),
+    "how many are above fifty": (lambda x: x * torch.histc(x, 10, 50, 60).sum(), VECTORS),
+    "whether somebody else has it": (lambda x: x * torch.isin(x[:, :1], x[:, 1:2]), VECTORS),
+    "how many have a word that nobody has": (lambda x: x + F.one_hot(x, 99).sum((0, 1))[98], WORDS),
+    "added up by word": (lambda x: x + torch.zeros(99).index_add(0, x[:, 0], torch.ones(len(x)))[98], WORDS),
+    "put at a word": (lambda x: x + torch.zeros(99).index_put((x[:, 0],), torch.ones(()))[98], WORDS),
+    "rows that are chosen by one's own": (lambda x: x[(x[:, 0] > 99).long()], VECTORS),
+    "centred noise": (lambda x: x + (e := torch.randn(len(x), 4)) - e.mean(0), VECTORS),
+    "centred noise, samples and places in one": (lambda x: _centred(x.reshape(-1, 4)).view_as(x), (5, 4)),
+    "centred noise, samples second": (lambda x: (x.T + (e := torch.rand(4, len(x))) - e.mean(1, True)).T, VECTORS),
+    "dropout by its own mean": (lambda x: x * (m := F.dropout(torch.ones(len(x), 4), 0.3)) / m.mean(), VECTORS),
+    "chances of several": (lambda x: torch.bernoulli(x.mean(0).sigmoid().expand(3, 4)), VECTORS),
 }
 
 
@@ -92,6 +120,11 @@ def _packed(x, masked):
         scores = scores.masked_fill(whose[:, None] != whose, float("-inf"))
         return (scores.softmax(1).masked_fill(whose[:, None] != whose, 0) @ torch.ones(len(flat), 4)).view_as(x)
     return (scores.softmax(1) @ torch.ones(len(flat), 4)).view_as(x)
+
+
+def _centred(x):
+    noise = torch.randn_like(x)
+    return x + noise - noise.mean(0)
 
 
 def _in_place(x):
@@ -117,12 +150,17 @@ def _into_the_next(x):
 def test_operations_that_keep_samples_apart(name):
     function, shape = APART[name]
     assert not foreign(function, inputs(shape))
+    with WithoutChance():
+        assert not foreign(function, inputs(shape))
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_operations_that_bring_samples_together(name):
     function, shape = TOGETHER[name]
-    assert foreign(function, inputs(shape, 4 if "pairs" in name else ROWS))
+    rows = 4 if "pairs" in name else ROWS
+    assert foreign(function, inputs(shape, rows))
+    with WithoutChance():
+        assert foreign(function, inputs(shape, rows))
 
 
 def test_what_a_forward_pass_of_the_grammar_computes_of_others_is_seen():

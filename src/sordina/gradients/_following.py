@@ -128,6 +128,7 @@ def _followed(
 ) -> str:
     try:
         with owners:
+            owners.own_chance()
             for tensor, dim in held:
                 owners.own(tensor, dim)
             result, asked = forward()

@@ -18,21 +18,22 @@ passes of models and losses as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sordina.gradients._chance import DROPOUTS, WATCHED
+from sordina.gradients._owner_rules import SEVERAL, Leaves, along, anybodys, known_owners, together
 from sordina.gradients._reads import SHAPES, memory_of
 
-SEVERAL = 255
-"""The owner of what may depend on more than one sample."""
 MOST_OWNERS, CROWD = 8, 3
 """So many samples are told apart; of more, groups."""
 CHOOSING = {"where", "masked_fill", "masked_fill_"}
@@ -47,11 +48,12 @@ ARITHMETIC = {
 """Operations through which "not a number" passes wherever a value does."""
 PYTORCHS = {"aten", "prims", "prim", "mkldnn", "quantized", "_quantized"}
 """Whose operations PyTorch's own are."""
-MOVING = {"cat", "stack", "select_backward", "slice_backward", "flip", "roll", "repeat"}
-"""Operations that move values: they do the same to their owners."""
-
-Leaves = list[Any]
-"""The arguments of an operation, in a row."""
+VALUE_BY_VALUE = {
+    "_to_copy", "floor_divide", "floor_divide_", "bernoulli", "bernoulli_", "poisson", "binomial", "_standard_gamma",
+}  # fmt: skip
+"""Operations that work value by value though PyTorch does not say so."""
+SILENT = {*CHOOSING, "fill_", "zero_", "copy_", "set_", "resize_"}
+"""Operations that may leave nothing of the values that are given to them."""
 
 
 class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,9 +75,27 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held: dict[int, _Held] = {}
         """By memory who owns what is in it."""
         self._most = FORGOTTEN
+        self._dims, self._sizes, self._long = {0}, set[int](), set[int]()
+        self._draws: list[_Draws] = []
+        self._chance = False
+
+    def own_chance(self) -> None:
+        """From here on, give each sample the random numbers that are drawn for it too."""
+        self._chance = True
+
+    def __enter__(self) -> Owners:
+        self._draws.append(_Draws(self))
+        self._draws[-1].__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._draws.pop().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def own(self, tensor: Tensor, dim: int) -> None:
         """Give each sample its part along ``dim``."""
+        self._dims.add(dim)
         self._give(tensor, self._by_sample(tensor, dim).expand(tensor.shape))
 
     def foreign(self, tensor: Tensor, dim: int) -> bool:
@@ -99,6 +119,9 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
         owners = {place: each for place, leaf in enumerate(leaves) if (each := self._owned(leaf)) is not None}
         name = func._schema.name.rpartition("::")[2]
+        self._note_sizes(leaves, owners)
+        if not owners and self._chance and torch.Tag.nondeterministic_seeded in func.tags:
+            return self.drawn(func(*args, **kwargs), leaves)
         if not owners or name in SHAPES or any(_seen_through(each) for each in func._schema.returns):
             return func(*args, **kwargs)
         if func.namespace not in PYTORCHS and (inner := self._inside(func, args, kwargs)) is not None:
@@ -116,19 +139,59 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not all(map(memory_of, (*fresh, *changed))):
                 self.lost = name
                 return result
-            if name == "_to_copy" or (torch.Tag.pointwise in func.tags and name not in CHOOSING and not again):
-                found = [_together(owners.values(), each.shape) for each in (*changed, *fresh)]
-            elif name in MOVING:
-                found = [_moved(func, leaves, spec, owners)]
+            pointwise = torch.Tag.pointwise in func.tags and name not in CHOOSING and not again
+            if name in VALUE_BY_VALUE or pointwise:
+                found = [together(owners.values(), each.shape) for each in (*changed, *fresh)]
+            elif (known := known_owners(func, name, leaves, spec, owners, (*changed, *fresh))) is not None:
+                found = known
             else:
                 trials = _Trials(func, kept, spec, owners, written, self._draw, again)
                 found = trials.found([*changed, *made], name in ARITHMETIC)
+                if name not in SILENT and not any(bool(each.any()) for each in found):
+                    found = [anybodys(owners).expand(each.shape) for each in found]  # no trial told anything
                 found = found[: len(changed)] + [
                     each for each, tensor in zip(found[len(changed) :], made, strict=True) if _among(tensor, fresh)
                 ]
         for tensor, each in zip((*changed, *fresh), found, strict=True):
             self._give(tensor, each)
         return result
+
+    def _note_sizes(self, leaves: Leaves, owners: Mapping[int, Tensor]) -> None:
+        """Sizes that are no numbers of samples, as weights and samples have; and of what has rows for each sample."""
+        for place, leaf in enumerate(leaves):
+            if place in owners:
+                self._sizes.update(leaf.shape[1:])
+                self._long.update(leaf.shape[:1])
+            elif isinstance(leaf, Tensor) and _weight(leaf):
+                self._sizes.update(leaf.shape)
+
+    def drawn(self, result: Any, given: Sequence[Any], whose: Tensor | None = None) -> Any:
+        """Random numbers are those of the samples that they are drawn for, if any.
+
+        Args:
+            result: The numbers.
+            given: What the operation that drew them was given.
+            whose: Their owners, where something of samples says how they are drawn, or how many.
+        """
+        for tensor in tree_flatten(result)[0] if self._chance else ():
+            if not isinstance(tensor, Tensor) or not memory_of(tensor) or not self.ownerless(tensor):
+                continue
+            owner = self._whose_chance(tensor, given) if whose is None or whose.shape != tensor.shape else whose
+            if owner is not None:
+                self._give(tensor, owner.expand(tensor.shape))
+        return result
+
+    def _whose_chance(self, tensor: Tensor, given: Sequence[Any]) -> Tensor | None:
+        if any(_weight(each) and each.shape == tensor.shape for each in given):
+            return None  # noise on weights
+        rows, few = len(self._who), len(self._who) <= MOST_OWNERS
+        if not few and (rows in self._sizes or tensor.dim() < 2):
+            return None  # it is likely not a number of samples
+        for dim in (*sorted(self._dims), *(range(tensor.dim()) if few else ())):
+            if dim < tensor.dim() and tensor.shape[dim] == rows:
+                return self._by_sample(tensor, dim)
+        long = few and tensor.dim() > 1 and tensor.shape[0] in self._long and tensor.shape[0] % rows == 0
+        return self._by_sample(tensor, 0) if long else None
 
     def _inside(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of somebody's own operation, followed through what it is made of; None if that leads nowhere."""
@@ -146,7 +209,7 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _owners(self, tensor: Tensor) -> Tensor | None:
         """The owners of a tensor's values; None where all are nobody's."""
         held = self._held.get(memory_of(tensor))
-        return None if held is None else _together(held.places(tensor).unbind(-1), tensor.shape)
+        return None if held is None else together(held.places(tensor).unbind(-1), tensor.shape)
 
     def _give(self, tensor: Tensor, owners: Tensor) -> None:
         memory = memory_of(tensor)
@@ -160,6 +223,40 @@ class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
             held = self._held[memory] = _Held(tensor)
         places = held.places(tensor)
         places.copy_(owners[..., None].expand(places.shape))
+
+
+class _Draws(TorchFunctionMode):
+    """Gives random numbers to their samples, also where studies hold them (`sordina.gradients._chance`)."""
+
+    def __init__(self, owners: Owners) -> None:
+        super().__init__()
+        self.owners = owners
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name not in WATCHED:
+            return func(*args, **kwargs)
+        given = tree_flatten((tuple(args), dict(kwargs)))[0]
+        owned = {
+            place: each.clone() for place, leaf in enumerate(given) if (each := self.owners._owned(leaf)) is not None
+        }
+        shaping = owned.pop(0, None) if name.endswith(("_like", "_")) else None  # nothing but its shape is used
+        result = func(*args, **kwargs)
+        if name in DROPOUTS and not owned and not name.endswith("_") and _among(result, given) and not _weight(result):
+            result = result.clone()  # dropout that is held does nothing: what it was given stays nobody's
+        if owned and isinstance(result, Tensor):
+            return self.owners.drawn(result, given, _drawn_by(name, owned, result.shape))
+        several = shaping is not None and bool((shaping == SEVERAL).any())
+        return self.owners.drawn(result, given, None if several else shaping)
+
+
+def _drawn_by(name: str, owners: Mapping[int, Tensor], shape: torch.Size) -> Tensor:
+    """The owners of random numbers whose chances are somebody's."""
+    if name == "multinomial" and list(owners) == [0]:
+        return along(owners[0], -1).expand(shape)
+    with suppress(RuntimeError):
+        return together([each.expand(shape) for each in owners.values()], shape)
+    return anybodys(owners).expand(shape)
 
 
 FORGOTTEN = 64
@@ -217,6 +314,7 @@ class _Trials:
         trials: list[tuple[Callable[[int], Tensor], Callable[[int], Tensor]]] = [
             (self._random, self._random),
             (self._actual, self._random),
+            (self._positive, self._positive),
             (self._actual, self._halved),
         ]
         if not any(self._tried(base, change, results) for base, change in trials):
@@ -281,6 +379,10 @@ class _Trials:
     def _halved(self, place: int) -> Tensor:
         return self.leaves[place] * 0.5 if self._number(place) else self._random(place)
 
+    def _positive(self, place: int) -> Tensor:
+        leaf: Tensor = self.leaves[place]
+        return torch.rand(leaf.shape, generator=self.draw).to(leaf) if self._number(place) else self._random(place)
+
     def _constant(self, end: Callable[[Tensor], Tensor], numbers: bool, place: int) -> Tensor:
         """Nothing but the least, or largest, whole number that is there, no truth, or every one; or zeros, or ones."""
         leaf: Tensor = self.leaves[place]
@@ -306,26 +408,9 @@ class _Trials:
         return drawn
 
 
-def _moved(func: Any, leaves: Leaves, spec: Any, owners: Mapping[int, Tensor]) -> Tensor:
-    """The owners of what is moved."""
-    nobody = partial(torch.zeros_like, dtype=torch.uint8)
-    places = enumerate(leaves)
-    moved = [owners.get(place, nobody(leaf)) if isinstance(leaf, Tensor) else leaf for place, leaf in places]
-    args, kwargs = tree_unflatten(moved, spec)
-    found: Tensor = func(*args, **kwargs)
-    return found
-
-
-def _together(owners: Collection[Tensor], shape: torch.Size) -> Tensor:
-    """The owners of what is computed value by value."""
-    first, *others = owners
-    found = first.expand(shape)
-    for each in others:
-        if each.shape == shape and torch.equal(found, each):
-            continue
-        clash = (found != 0) & (each != 0) & (found != each)
-        found = torch.where(clash, SEVERAL, torch.where(found == 0, each, found)).to(torch.uint8)
-    return found
+def _weight(tensor: Any) -> bool:
+    """Whether a tensor is a parameter: its shape says nothing of samples."""
+    return isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad
 
 
 def _differ(one: Tensor, two: Tensor) -> Tensor:
@@ -336,7 +421,7 @@ def _missing_in(tensor: Tensor) -> bool:
     return bool((tensor != tensor).any())
 
 
-def _among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+def _among(tensor: Any, others: Sequence[Any]) -> bool:
     return any(tensor is each for each in others)
 
 

@@ -48,9 +48,12 @@ SHAPES = {
     "new_zeros", "new_ones", "new_full", "new_empty_strided",
 }  # fmt: skip
 """Operations that take nothing of a tensor but its shape and type."""
+QUANTIFIERS = {"all": True, "any": False, "_is_all_true": True, "_is_any_true": False}
+"""Operations that ask whether all are true, or any; and which answer calm samples give."""
 SKIPPED = (
     "torch.overrides", "torch.utils._python_dispatch", "sordina.gradients._reads", "sordina.gradients._rehearsal",
     "sordina.gradients._chance", "sordina.gradients._tracing", "sordina.gradients._operations",
+    "sordina.gradients._owners",
 )  # fmt: skip
 """Modules that stand between a line that reads and what notes it."""
 TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")
@@ -183,8 +186,8 @@ class Reads:
             self._truths.add(memory)
             return
         calm: bool | None = None
-        if name in ("all", "any") and whole:
-            calm = name == "all"
+        if name in QUANTIFIERS and whole:
+            calm = QUANTIFIERS[name]
         elif len(args) == 2 and len(given) == 1 and (most := self._counts.get(memory_of(first))) is not None:
             calm = {
                 ("eq", most): True, ("eq", 0): True, ("ne", 0): False, ("gt", 0): False, ("ne", most): False,
