@@ -22,9 +22,10 @@ from sordina.gradients._crowds import crowd_sizes
 from sordina.gradients._hooks import Tap
 from sordina.gradients._kept_state import _installed
 from sordina.gradients._owners import Owners
-from sordina.gradients._reads import MOST_TURNS, Reads, Site
+from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import gone_back
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients._turns import Site, Turns
 from sordina.gradients.one_by_one import SamplePlacement
 from sordina.gradients.structure import Structure
 
@@ -85,40 +86,34 @@ def brought_together(
     """
     held = [(tensor, dim) for tensor, dim in inputs if dim is not None]
 
-    def turned(sites: frozenset[Site], first: int | None) -> tuple[Any, Sequence[Asked]]:
-        if not sites:
-            return forward()
-        with Reads([tensor for tensor, _ in held], rows, sites, first) as watched:
-            try:
-                return forward()
-            finally:
-                seen.extend(read.site for read in watched.found)
-
-    def runs(sites: frozenset[Site], first: int | None) -> bool:
-        """Whether it does not end in an error, as a check does that fails."""
-        try:
-            turned(sites, first)
-        except Exception:
-            return False
-        return True
-
-    pairs = itertools.combinations(sorted(reads), 2)
-    turns = {frozenset[Site](), *(frozenset({site}) for site in reads), *map(frozenset, pairs), reads}
-    if len(turns) > MOST_TURNS:
-        return _together_in("in too many ways")
-    for sites in sorted(turns, key=len):
-        seen = list[Site]()
-        whole = not sites or runs(sites, None)
-        often = max((seen.count(site) for site in sites), default=0)
-        prefixes = range(1, min(often, DEEPEST + 1))  # one line may read several things, one behind the other
-        for first in [*([None] if whole else []), *(number for number in prefixes if runs(sites, number))]:
-            if found := _followed(partial(turned, sites, first), held, outputs, Owners(rows, seed)):
-                return found
+    turns = Turns(pairs=True)
+    while (turned := turns.following()) is not None:
+        watched = Reads([tensor for tensor, _ in held], rows, turned) if reads else None
+        found = _followed(partial(_watched, forward, watched), held, outputs, Owners(rows, seed))
+        if watched is not None:
+            failed = found == UNSEEN and turned and not _runs(forward, Reads(*watched.begun))  # as a check that fails
+            turns.ran(turned, watched.met(calm=False), bool(failed))
+            found = "" if failed else found
+        if found or turns.too_many:
+            return found or _together_in("in too many ways")
     return ""
 
 
-DEEPEST = 3
-"""So many of the answers at one line are turned without the later ones."""
+def _watched(forward: Callable[[], tuple[Any, Sequence[Asked]]], reads: Reads | None) -> tuple[Any, Sequence[Asked]]:
+    """A forward pass, of which ``reads`` tell what Python reads."""
+    if reads is None:
+        return forward()
+    with reads:
+        return forward()
+
+
+def _runs(forward: Callable[[], Any], reads: Reads) -> bool:
+    """Whether it does not end in an error."""
+    try:
+        _watched(forward, reads)
+    except Exception:
+        return False
+    return True
 
 
 def _followed(

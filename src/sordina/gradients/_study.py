@@ -38,7 +38,7 @@ from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._following import brings_together, remembered
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
-from sordina.gradients._reads import Company, Remembered, Site, settled
+from sordina.gradients._reads import Company, Remembered, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
     FEW,
@@ -74,6 +74,7 @@ from sordina.gradients._rehearsal import (
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients._turns import Site
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, Truth, close, others_same, part_same
 from sordina.gradients.structure import Key, Mixing, Structure, form_of, forms_of, grown, places_of, shapes_of
 from sordina.gradients.tape import full_precision, gradients, names_of, passed_through, terms_of

@@ -21,9 +21,10 @@ from sordina.errors import InvalidInput
 from sordina.gradients._chance import UNUSUAL, Generators, InOrder
 from sordina.gradients._following import brought_together, catching
 from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
-from sordina.gradients._reads import Company, Reads, Remembered, Site, settled
+from sordina.gradients._reads import Company, Reads, Remembered, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients._turns import Site
 from sordina.gradients.one_by_one import SamplePlacement
 from sordina.gradients.removal import CHANCE
 
