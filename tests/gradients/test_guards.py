@@ -227,3 +227,20 @@ def test_turned_answers_are_tried_one_by_one_all_together_and_then_what_lies_beh
         seen.append(turned)
         turns.ran(turned, answers(1, 2, 3) if one in turned else answers(1, 2), failed=two in turned)
     assert seen == [frozenset(each) for each in ([], [one], [two], [one, two], [one, three])]
+
+
+def test_what_a_model_does_in_its_own_precision_only_is_followed():
+    """1.2 and 4.9 times the bound: operations were followed in double precision alone."""
+
+    def in_single(x):
+        return filled(x, x == -1) if x.dtype == torch.float32 else x
+
+    def in_half(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = x @ torch.eye(6, dtype=x.dtype)
+            return filled(h, h.abs() > 1e3).to(x) if h.dtype == torch.bfloat16 else h
+
+    def clamped_in_single(x):
+        return clamped(x) if x.dtype == torch.float32 else x
+
+    assert all(map(alone, (in_single, in_half, clamped_in_single)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sordina.errors import Unsupported
 from sordina.gradients._chance import CASES
 from sordina.gradients._crowds import crowd_sizes
 from sordina.gradients._hooks import Tap
 from sordina.gradients._kept_state import _installed
 from sordina.gradients._owners import Owners
 from sordina.gradients._reads import Reads
-from sordina.gradients._rehearsal import gone_back
+from sordina.gradients._rehearsal import Maker, batch_sizes, gone_back, rows_in
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients._turns import Site, Turns
 from sordina.gradients.one_by_one import SamplePlacement
@@ -161,6 +163,38 @@ def brings_together(trial: StructureTrial, structure: Structure, batches: Sequen
         why = why or model_brings_together(heard, value, structure, rows, trial.study.seed)
     trial.chance.begin(0)
     return why or catching(trial.study.model)
+
+
+def in_own_precision(study: Study, value: tuple[Any, Any], maker: Maker, wide: bool, found: Structure) -> Structure:
+    """What a model does in its own precision only (a scale over the batch against overflow) no double one shows.
+
+    Args:
+        study: Of the model.
+        value: Arguments, of which nothing but their form is used.
+        maker: What makes rows.
+        wide: Whether whole numbers come from a range.
+        found: What was learned in double precision.
+
+    Returns:
+        the same, with what Python reads in this one and where operations bring samples together.
+    """
+    many, dims = batch_sizes(value)[1], found.inputs
+    with study.trial(value, dims, maker, False, wide) as (trial, make, alike):
+        try:
+            rough, larger = 20.0 if study.recorder.dynamic else 4.0, make(many)
+            trial.check_replaced(trial.value, trial.rows, found.outputs, rough)
+            trial.check_replaced(larger, many, found.outputs, rough)
+            if found.alone or all(each.dtype == torch.float64 for each in study.model.parameters()):
+                return found
+            reads, why = trial.reads(larger, many, alike, found.outputs)
+            found = replace(found, reads=found.reads | reads)
+            sizes = crowd_sizes(study.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
+            batches = [(size, make(size)) for size in sizes[-1:] or [many]]
+            return replace(found, alone=why or brings_together(trial, found, batches))
+        except Unsupported:
+            raise
+        except Exception:
+            return found  # it will be said where the model runs on the batch itself
 
 
 def still_apart(study: Study, value: tuple[Any, Any], structure: Structure, rows: int) -> bool:

@@ -35,7 +35,7 @@ from torch.autograd.graph import get_gradient_edge
 from sordina.errors import Unsupported
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
-from sordina.gradients._following import brings_together, remembered
+from sordina.gradients._following import brings_together, in_own_precision, remembered
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
 from sordina.gradients._reads import Company, Remembered, settled
@@ -124,7 +124,7 @@ class Study:
                 try:
                     found, spoke = self._tried(value, dims, maker, double, wide)
                     if double and self.thorough:
-                        self._in_own_precision(value, dims, maker, wide, found.outputs)
+                        found = in_own_precision(self, value, maker, wide, found)
                 except Mixing as error:
                     mixing = mixing or error
                     mixed.append(dims)
@@ -178,21 +178,6 @@ class Study:
                     why = brings_together(trial, found[0], [(size, make(size)) for size in sizes or [many]])
                     return replace(found[0], alone=why), found[1]
             return found
-
-    def _in_own_precision(
-        self, value: tuple[Any, Any], dims: Dims, maker: Maker, wide: bool, places: SamplePlacements
-    ) -> None:
-        """What a model does in its own precision only (a scale over the batch against overflow) no double one shows."""
-        many = batch_sizes(value)[1]
-        with self.trial(value, dims, maker, False, wide) as (trial, make, _):
-            try:
-                rough = 20.0 if self.recorder.dynamic else 4.0
-                trial.check_replaced(trial.value, trial.rows, places, rough)
-                trial.check_replaced(make(many), many, places, rough)
-            except Unsupported:
-                raise
-            except Exception:
-                return  # it will be said where the model runs on the batch itself
 
     @contextmanager
     def trial(
@@ -298,7 +283,7 @@ class StructureTrial:
             self._check_memory(larger)
         if not differs:
             differs = self._other_way(structure)
-        reads, read = self._reads(larger, many, alike, placements)
+        reads, read = self.reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
         why = self.study.recorder.dynamic or differs or read
         why = why or brings_together(self, structure, [(self.rows, self.value)])
@@ -325,7 +310,7 @@ class StructureTrial:
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
-    def _reads(
+    def reads(
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
     ) -> tuple[frozenset[Site], str]:
         """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
