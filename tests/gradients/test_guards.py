@@ -98,7 +98,11 @@ def test_a_guard_that_changes_nothing_on_made_up_rows_lets_nobody_decide_for_oth
     assert change(Guarded(guard), squares, loud(last)) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("guard", [clamped_unless, another_mask, a_part_of_the_mask, half_a_mask])
+def softly_clamped(x):
+    return x / (1 + (x / 100) ** 8) if (x.abs() > 1e3).any() else x
+
+
+@pytest.mark.parametrize("guard", [softly_clamped, clamped_unless, another_mask, a_part_of_the_mask, half_a_mask])
 def test_a_choice_by_something_else_than_the_guard_is_run_apart(guard):
     assert "decide" in alone(guard)
 

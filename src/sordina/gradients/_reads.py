@@ -16,9 +16,10 @@ it keeps something else for later batches (a count of those with an overflow), i
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -58,6 +59,8 @@ TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")
 """PyTorch's own that reads values to no harm: lengths of packed sequences; derivatives that look for zeros."""
 
 
+SCALES = 1e-4, 1e-2, 10.0, 1e2, 1e3, 1e4, 1e6
+"""How many times as large samples are in further companies: formulas may agree near one and nowhere else."""
 Company = tuple[Any, Sequence[Tensor], int]
 """Arguments, their tensors that hold samples, and the number of samples."""
 
@@ -314,7 +317,7 @@ def settled(
     run: Callable[[Any], Sequence[Tensor]],
     companies: Sequence[Company],
     same: Callable[[Sequence[Tensor], Sequence[Tensor]], bool],
-    spare: Callable[[], Company],
+    spare: Callable[[], Iterable[Company]],
     left: Callable[[], Mapping[str, Any]],
 ) -> tuple[frozenset[Site], str]:
     """The places at which it does not matter what Python reads of the samples, and else where it might.
@@ -323,7 +326,7 @@ def settled(
         run: Called with arguments; gives results.
         companies: On what to call it.
         same: Whether two results are the same.
-        spare: One more company, of samples that are more alike; asked for where something was read.
+        spare: More companies, of samples that are more alike, smaller or larger; asked for where something was read.
         left: What is kept when an ordinary batch has followed on what was run last (`kept_state`).
 
     Returns:
@@ -335,10 +338,12 @@ def settled(
     seen: dict[Site, str] = {}
     met: set[Site] = set()
     unclear: list[dict[tuple[Site | None, torch.Size], str]] = []
-    for number in range(len(companies) + 1):
-        if number == len(companies) and not seen:
-            break
-        value, samples, rows = companies[number] if number < len(companies) else spare()
+
+    def further() -> Iterator[Company]:
+        if seen:
+            yield from spare()
+
+    for number, (value, samples, rows) in enumerate(itertools.chain(companies, further())):
         usual: _Usual | None = None
         turns = Turns()
         while (turned := turns.following()) is not None:

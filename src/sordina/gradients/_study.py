@@ -38,7 +38,7 @@ from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
-from sordina.gradients._reads import Company, Remembered, settled
+from sordina.gradients._reads import SCALES, Company, Remembered, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
     FEW,
@@ -337,9 +337,15 @@ class StructureTrial:
         def company(value: tuple[Any, Any], rows: int) -> Company:
             return value, [x for x, dim in zip(tensors_in([value]), self.dims, strict=True) if dim is not None], rows
 
+        def spare() -> Iterator[Company]:
+            yield company(alike(), self.rows)
+            if any(each.dtype == torch.float64 for each in both[0][1]):  # others round too much
+                for each in SCALES:
+                    yield company(scaled(self.value, self.dims, range(self.rows), each), self.rows)
+
         try:
             both = company(self.value, self.rows), company(larger, many)
-            return settled(run, both, same, lambda: company(alike(), self.rows), left)
+            return settled(run, both, same, spare, left)
         except Remembered as found:
             raise Unsupported(remembers_words(str(found))) from None
         except Exception:
