@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from sordina.errors import Unsupported
-from sordina.gradients import Engine, _calls, _study
+from sordina.gradients import Engine, _calls, _following, _study
 from sordina.gradients.structure import Mixing
 from sordina.privacy import Budget
 from sordina.queries import VectorQuery
@@ -48,7 +48,8 @@ class BackwardMixes(nn.Module):
 @pytest.fixture
 def unfollowed(monkeypatch):
     """Studies do not follow operations, which would find what a removal test is to find."""
-    monkeypatch.setattr(_study, "brings_together", lambda *args: "")
+    for module in (_study, _following):
+        monkeypatch.setattr(module, "brings_together", lambda *args: "")
     monkeypatch.setattr(_calls, "still_apart", lambda *args: True)
 
 

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from sordina.errors import Unsupported
 from sordina.gradients._kept_state import _installed, attributes_of, inside_generator
 from sordina.gradients._owners import Owners
-from sordina.gradients._reads import Reads, Site
+from sordina.gradients._reads import Reads
 from sordina.gradients._tracing import changed, described, tensors_in
+from sordina.gradients._turns import Turns
 from sordina.gradients.one_by_one import NOT_PER_SAMPLE, Apart
 from sordina.gradients.structure import Mixing, Structure
 
@@ -92,21 +93,29 @@ def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[t
         batches: Numbers of samples, and arguments for as many.
     """
     loose = {place for place, each in enumerate(structure.outputs) if each is None}
-    turns = [frozenset[Site](), *(frozenset({site}) for site in structure.reads), structure.reads]
     found, held = set[int](), set[str]()
-    for (rows, value), sites in itertools.product(batches if loose else batches[:1], dict.fromkeys(turns)):
+    for rows, value in batches if loose else batches[:1]:
         samples = [(x, dim) for x, dim in zip(tensors_in([value]), trial.dims, strict=True) if dim is not None]
-        try:
-            with Owners(rows, trial.study.seed) as owners:
-                for tensor, dim in samples:
-                    owners.own(tensor, dim)
-                with Reads([tensor for tensor, _ in samples], rows, sites) if sites else nullcontext():
-                    results = trial.fresh(partial(trial.study.plain, value))
-                found |= loose if owners.lost else {place for place in loose if not owners.ownerless(results[place])}
-                own = [(name, each) for name, each in held_by(trial.study.model) if each.numel()]
-                held |= {name for name, each in own if not owners.ownerless(each)}
-        except Exception:
-            found |= set() if sites else loose  # it cannot be followed, or a check fails
+        turns = Turns()
+        while (turned := turns.following()) is not None and not turns.too_many:
+            reads = Reads([tensor for tensor, _ in samples], rows, turned) if structure.reads else None
+            failed = False
+            try:
+                with Owners(rows, trial.study.seed) as owners:
+                    for tensor, dim in samples:
+                        owners.own(tensor, dim)
+                    with reads or nullcontext():
+                        results = trial.fresh(partial(trial.study.plain, value))
+                    loosely = {place for place in loose if not owners.ownerless(results[place])}
+                    found |= loose if owners.lost else loosely
+                    own = [(name, each) for name, each in held_by(trial.study.model) if each.numel()]
+                    held |= {name for name, each in own if not owners.ownerless(each)}
+            except Exception:
+                failed = True
+                found |= set() if turned else loose  # it cannot be followed, or a check fails
+            if reads is not None:
+                turns.ran(turned, reads.met(calm=False), failed)
+        found |= loose if turns.too_many else set()
     return replace(structure, shared=frozenset(found), holding=frozenset(held) - trial.study.public_buffers)
 
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from sordina.errors import Unsupported
 from sordina.gradients._asides import held_by
 from sordina.gradients._catching import catching
 from sordina.gradients._chance import CASES
 from sordina.gradients._crowds import crowd_sizes
 from sordina.gradients._hooks import Tap
 from sordina.gradients._owners import Owners
-from sordina.gradients._reads import MOST_TURNS, Reads, Site
-from sordina.gradients._rehearsal import gone_back
+from sordina.gradients._reads import Reads
+from sordina.gradients._rehearsal import Maker, batch_sizes, gone_back, rows_in
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients._turns import Site, Turns
 from sordina.gradients.one_by_one import SamplePlacement
 from sordina.gradients.structure import Structure
 
@@ -84,40 +87,34 @@ def brought_together(
     """
     held = [(tensor, dim) for tensor, dim in inputs if dim is not None]
 
-    def turned(sites: frozenset[Site], first: int | None) -> tuple[Any, Sequence[Asked]]:
-        if not sites:
-            return forward()
-        with Reads([tensor for tensor, _ in held], rows, sites, first) as watched:
-            try:
-                return forward()
-            finally:
-                seen.extend(read.site for read in watched.found)
-
-    def runs(sites: frozenset[Site], first: int | None) -> bool:
-        """Whether it does not end in an error, as a check does that fails."""
-        try:
-            turned(sites, first)
-        except Exception:
-            return False
-        return True
-
-    pairs = itertools.combinations(sorted(reads), 2)
-    turns = {frozenset[Site](), *(frozenset({site}) for site in reads), *map(frozenset, pairs), reads}
-    if len(turns) > MOST_TURNS:
-        return _together_in("in too many ways")
-    for sites in sorted(turns, key=len):
-        seen = list[Site]()
-        whole = not sites or runs(sites, None)
-        often = max((seen.count(site) for site in sites), default=0)
-        prefixes = range(1, min(often, DEEPEST + 1))  # one line may read several things, one behind the other
-        for first in [*([None] if whole else []), *(number for number in prefixes if runs(sites, number))]:
-            if found := _followed(partial(turned, sites, first), held, outputs, Owners(rows, seed)):
-                return found
+    turns = Turns(pairs=True)
+    while (turned := turns.following()) is not None:
+        watched = Reads([tensor for tensor, _ in held], rows, turned) if reads else None
+        found = _followed(partial(_watched, forward, watched), held, outputs, Owners(rows, seed))
+        if watched is not None:
+            failed = found == UNSEEN and turned and not _runs(forward, Reads(*watched.begun))  # as a check that fails
+            turns.ran(turned, watched.met(calm=False), bool(failed))
+            found = "" if failed else found
+        if found or turns.too_many:
+            return found or _together_in("in too many ways")
     return ""
 
 
-DEEPEST = 3
-"""So many of the answers at one line are turned without the later ones."""
+def _watched(forward: Callable[[], tuple[Any, Sequence[Asked]]], reads: Reads | None) -> tuple[Any, Sequence[Asked]]:
+    """A forward pass, of which ``reads`` tell what Python reads."""
+    if reads is None:
+        return forward()
+    with reads:
+        return forward()
+
+
+def _runs(forward: Callable[[], Any], reads: Reads) -> bool:
+    """Whether it does not end in an error."""
+    try:
+        _watched(forward, reads)
+    except Exception:
+        return False
+    return True
 
 
 def _followed(
@@ -168,8 +165,42 @@ def brings_together(trial: StructureTrial, structure: Structure, batches: Sequen
     return why or catching(trial.study.model)
 
 
+def in_own_precision(study: Study, value: tuple[Any, Any], maker: Maker, wide: bool, found: Structure) -> Structure:
+    """What a model does in its own precision only (a scale over the batch against overflow) no double one shows.
+
+    Args:
+        study: Of the model.
+        value: Arguments, of which nothing but their form is used.
+        maker: What makes rows.
+        wide: Whether whole numbers come from a range.
+        found: What was learned in double precision.
+
+    Returns:
+        the same, with what Python reads in this one and where operations bring samples together.
+    """
+    many, dims = batch_sizes(value)[1], found.inputs
+    with study.trial(value, dims, maker, False, wide) as (trial, make, alike):
+        try:
+            rough, larger = 20.0 if study.recorder.dynamic else 4.0, make(many)
+            trial.check_replaced(trial.value, trial.rows, found.outputs, rough)
+            trial.check_replaced(larger, many, found.outputs, rough)
+            if found.alone or all(each.dtype == torch.float64 for each in study.model.parameters()):
+                return found
+            reads, why = trial.reads(larger, many, alike, found.outputs)
+            found = replace(found, reads=found.reads | reads)
+            sizes = crowd_sizes(study.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
+            batches = [(size, make(size)) for size in sizes[-1:] or [many]]
+            return replace(found, alone=why or brings_together(trial, found, batches))
+        except Unsupported:
+            raise
+        except Exception:
+            return found  # it will be said where the model runs on the batch itself
+
+
 def still_apart(study: Study, value: tuple[Any, Any], structure: Structure, rows: int) -> bool:
     """Whether operations of the model as it is now still keep samples apart, with few samples and with ``rows``.
+
+    In double precision, and in its own.
 
     Args:
         study: Of the model, from now.
@@ -177,7 +208,10 @@ def still_apart(study: Study, value: tuple[Any, Any], structure: Structure, rows
         structure: What was learned of such calls.
         rows: How many samples there are.
     """
+    tried = set[bool]()
     for maker, double, wide in study.ways(value, structure.inputs):
+        if double in tried:
+            continue
         try:
             with study.trial(value, structure.inputs, maker, double, wide) as (trial, make, _):
                 sizes = [size for size in crowd_sizes(study.plain, structure.inputs, trial.value, rows) if size <= rows]
@@ -185,8 +219,10 @@ def still_apart(study: Study, value: tuple[Any, Any], structure: Structure, rows
                 found = brings_together(trial, structure, batches)
         except Exception:
             continue  # it does not take such rows
-        if not found.startswith(UNSEEN):
-            return not found
+        if found and not found.startswith(UNSEEN):
+            return False
+        if not found:
+            tried.add(double)
     return True
 
 

@@ -16,13 +16,15 @@ it keeps something else for later batches (a count of those with an overflow), i
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +32,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sordina.gradients._choices import Choice, Choices
 from sordina.gradients._kept_state import all_differing
 from sordina.gradients._tracing import tensors_in
+from sordina.gradients._turns import Path, Site, Turned, Turns
 
-Site = tuple[str, int, int]
-"""A file, a line and a place in it."""
 WHOLE = {"tolist", "numpy", "__array__", "__dlpack__", "__cuda_array_interface__", "__array_interface__"}
 """Ways to many values at once, which PyTorch's dispatcher does not see."""
 MAKING = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
@@ -58,10 +60,10 @@ SKIPPED = (
 """Modules that stand between a line that reads and what notes it."""
 TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")
 """PyTorch's own that reads values to no harm: lengths of packed sequences; derivatives that look for zeros."""
-MOST_TURNS = 24
-"""So many runs with turned answers are tried, and no more."""
 
 
+SCALES = 1e-4, 1e-2, 10.0, 1e2, 1e3, 1e4, 1e6
+"""How many times as large samples are in further companies: formulas may agree near one and nowhere else."""
 Company = tuple[Any, Sequence[Tensor], int]
 """Arguments, their tensors that hold samples, and the number of samples."""
 
@@ -75,6 +77,8 @@ class Read:
     calm: bool | None
     """What it is as long as every sample alone says this; None where it is no truth about all or any of them."""
     value: bool | None = None
+    path: int = 0
+    """The way through the code to it, as a number."""
 
     def __str__(self) -> str:
         how = {"_local_scalar_dense": "a number read"}.get(self.name, self.name.strip("_"))
@@ -85,14 +89,9 @@ class Read:
 class Reads:
     """Around a forward pass: notes what Python reads of the samples."""
 
-    def __init__(
-        self, samples: Iterable[Tensor], rows: int, turned: frozenset[Site] = frozenset(), first: int | None = None
-    ) -> None:
-        """Watch for values computed from ``samples``, of ``rows`` samples; answers at ``turned`` are negated.
-
-        Where ``first`` is given, only so many of them at each place.
-        """
-        self.rows, self.turned, self.first = rows, turned, first
+    def __init__(self, samples: Iterable[Tensor], rows: int, turned: Turned = frozenset()) -> None:
+        """Watch for values computed from ``samples``, of ``rows`` samples; the answers ``turned`` are negated."""
+        self.rows, self.turned = rows, turned
         self.found: list[Read] = []
         self.unclear: dict[tuple[Site | None, torch.Size], str] = {}
         """Truths (and how they came to be) whose shape does not tell whether they have rows for each sample."""
@@ -103,8 +102,10 @@ class Reads:
         """The memories of truths about all samples, or any, and of what was made of these alone."""
         self._counts: dict[int, int] = {}
         """By the memory of a number of truths how many there are at most."""
-        for tensor in samples:
+        self.begun = list(samples), rows, turned
+        for tensor in self.begun[0]:
             self._mark(tensor)
+        self.choices = Choices(memory_of, self.begun[0])
         self._modes = ExitStack()
 
     def __enter__(self) -> Reads:
@@ -136,7 +137,7 @@ class Reads:
         if site is not None:
             if _going_back() and site not in {read.site for read in self.found}:
                 calm = None  # one gradient may decide for all; what a checkpoint computes again was read before
-            self.found.append(Read(site, name, calm, value))
+            self.found.append(Read(site, name, calm, value, _path()))
         return site
 
     def operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -148,8 +149,10 @@ class Reads:
         if name in SHAPES:
             return result
         made = list(tensors_in([result] if result is not None else given))
+        held = [self.holds([tensor]) for tensor in given]
         for tensor in made:
             self._mark(tensor)
+        self.choices.operation(func, [args, kwargs], given, held, made)
         if torch.Tag.data_dependent_output in func.tags:
             return self._read(given[0], name, result)
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not _whole_indices(name, args)
@@ -181,6 +184,7 @@ class Reads:
         if result.dtype != torch.bool:
             if name == "sum" and whole and first.dtype == torch.bool:
                 self._counts[memory] = first.numel()
+                self.choices.counted(result, first)
             return
         if all(memory_of(tensor) in self._truths for tensor in held):  # made of such truths only
             self._truths.add(memory)
@@ -197,13 +201,20 @@ class Reads:
             self.note(name)
             return
         self._truths.add(memory)
+        if bool(result) == calm:
+            self.choices.agreed(first, self._counts.get(memory_of(first), first.numel()))
         site = self.note(name, calm, bool(result))
-        if site in self.turned and (self.first is None or self._times(site) <= self.first):
+        if site is not None and (site, sum(read.site == site for read in self.found)) in self.turned:
             result.logical_not_()
 
-    def _times(self, site: Site | None) -> int:
-        """How often something was read at a place."""
-        return sum(read.site == site for read in self.found)
+    def met(self, calm: bool) -> list[Path]:
+        """What was read, in its order; what may be turned is all of it, or what is ``calm``."""
+        times: Counter[Site] = Counter()
+        paths: list[Path] = []
+        for read in self.found:
+            times[read.site] += 1
+            paths.append(((read.site, times[read.site]), read.path, not calm or read.value == read.calm))
+        return paths
 
     def truth(self, tensor: Tensor) -> bool:
         """Whether a tensor is a truth about all samples, or any, which was noted when it came to be."""
@@ -280,15 +291,36 @@ def _site() -> Site | None:
     return found
 
 
+def _path() -> int:
+    """The way through the code that leads here, as a number."""
+    frame: Any = sys._getframe(1)
+    found: list[Any] = []
+    while frame is not None:
+        if (name := frame.f_globals.get("__name__", "")) not in SKIPPED:
+            if name.startswith("sordina."):
+                break
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return hash(tuple(found))
+
+
 class Remembered(Exception):
     """An answer about all samples, or any, changes what is kept after the batch; the text is where."""
+
+
+class _Usual(NamedTuple):
+    """A run in which nothing was turned."""
+
+    result: Sequence[Tensor]
+    kept: Mapping[str, Any]
+    chosen: Counter[Choice]
 
 
 def settled(
     run: Callable[[Any], Sequence[Tensor]],
     companies: Sequence[Company],
     same: Callable[[Sequence[Tensor], Sequence[Tensor]], bool],
-    spare: Callable[[], Company],
+    spare: Callable[[], Iterable[Company]],
     left: Callable[[], Mapping[str, Any]],
 ) -> tuple[frozenset[Site], str]:
     """The places at which it does not matter what Python reads of the samples, and else where it might.
@@ -297,7 +329,7 @@ def settled(
         run: Called with arguments; gives results.
         companies: On what to call it.
         same: Whether two results are the same.
-        spare: One more company, of samples that are more alike; asked for where something was read.
+        spare: More companies, of samples that are more alike, smaller or larger; asked for where something was read.
         left: What is kept when an ordinary batch has followed on what was run last (`kept_state`).
 
     Returns:
@@ -309,19 +341,15 @@ def settled(
     seen: dict[Site, str] = {}
     met: set[Site] = set()
     unclear: list[dict[tuple[Site | None, torch.Size], str]] = []
-    for number in range(len(companies) + 1):
-        if number == len(companies) and not seen:
-            break
-        value, samples, rows = companies[number] if number < len(companies) else spare()
-        usual: Sequence[Tensor] | None = None
-        kept: Mapping[str, Any] = {}
-        at_first: set[Site] = set()
-        todo, tried = [frozenset[Site]()], set[frozenset[Site]]()
-        while todo:
-            turned = todo.pop()
-            tried.add(turned)
-            if len(tried) > MOST_TURNS:
-                return frozenset(), next(iter(seen.values()))
+
+    def further() -> Iterator[Company]:
+        if seen:
+            yield from spare()
+
+    for number, (value, samples, rows) in enumerate(itertools.chain(companies, further())):
+        usual: _Usual | None = None
+        turns = Turns()
+        while (turned := turns.following()) is not None:
             with Reads(samples, rows, turned) as reads:
                 try:
                     result = run(value)
@@ -336,22 +364,19 @@ def settled(
             seen.update({read.site: str(read) for read in reads.found})
             if usual is None:
                 assert result is not None
-                usual, at_first = result, {read.site for read in reads.found}
+                usual = _Usual(result, left() if reads.found else {}, reads.choices.made())
                 unclear.append(reads.unclear)
-                kept = left() if at_first else {}
             elif result is not None:
-                if names := set(all_differing(kept, left())):
+                if names := set(all_differing(usual.kept, left())):
                     run(value)
-                    if names - set(all_differing(kept, left())):  # not just the time of day
+                    if names - set(all_differing(usual.kept, left())):  # not just the time of day
                         raise Remembered(min(names))
-                if not same(usual, result):
-                    return frozenset(), next(words for site, words in seen.items() if site in turned)
-            met |= turned
-            calm = {read.site for read in reads.found if read.value == read.calm}
-            fresh = calm - {read.site for read in reads.found if read.value != read.calm} - turned
-            more = [turned | {site} for site in fresh if not turned or site not in at_first]
-            more += [turned | fresh] if fresh and not turned else []
-            todo += [each for each in dict.fromkeys(more) if each not in tried and each not in todo]
+                if not same(usual.result, result) or usual.chosen != reads.choices.made():
+                    return frozenset(), next(words for site, words in seen.items() if site in {x for x, _ in turned})
+            met |= {site for site, _ in turned}
+            turns.ran(turned, reads.met(calm=True), result is None)
+            if turns.too_many:
+                return frozenset(), next(iter(seen.values()))
     for other in unclear[1:2]:  # of the same shape with more samples: no rows of samples are in it
         for site, shape in unclear[0].keys() & other.keys():
             if site is not None:

@@ -36,10 +36,10 @@ from sordina.errors import Unsupported
 from sordina.gradients._asides import Results, check_asides, check_said, numbers_kept, with_asides
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
-from sordina.gradients._following import brings_together, remembered
+from sordina.gradients._following import brings_together, in_own_precision, remembered
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
-from sordina.gradients._reads import Company, Remembered, Site, settled
+from sordina.gradients._reads import SCALES, Company, Remembered, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
     FEW,
@@ -75,6 +75,7 @@ from sordina.gradients._rehearsal import (
     swamped,
 )
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients._turns import Site
 from sordina.gradients.checks import refuse_compiled
 from sordina.gradients.one_by_one import (
     SamplePlacement,
@@ -133,7 +134,7 @@ class Study:
                 try:
                     found, spoke = self._tried(value, dims, maker, double, wide)
                     if double and self.thorough:
-                        self._in_own_precision(value, dims, maker, wide, found.outputs)
+                        found = in_own_precision(self, value, maker, wide, found)
                 except Mixing as error:
                     mixing = mixing or error
                     mixed.append(dims)
@@ -188,21 +189,6 @@ class Study:
                     why = brings_together(trial, found[0], [(size, make(size)) for size in sizes or [many]])
                     return replace(found[0], alone=why), found[1]
             return found
-
-    def _in_own_precision(
-        self, value: tuple[Any, Any], dims: Dims, maker: Maker, wide: bool, places: SamplePlacements
-    ) -> None:
-        """What a model does in its own precision only (a scale over the batch against overflow) no double one shows."""
-        many = batch_sizes(value)[1]
-        with self.trial(value, dims, maker, False, wide) as (trial, make, _):
-            try:
-                rough = 20.0 if self.recorder.dynamic else 4.0
-                trial.check_replaced(trial.value, trial.rows, places, rough)
-                trial.check_replaced(make(many), many, places, rough)
-            except Unsupported:
-                raise
-            except Exception:
-                return  # it will be said where the model runs on the batch itself
 
     @contextmanager
     def trial(
@@ -309,7 +295,7 @@ class StructureTrial:
             self._check_memory(larger)
         if not differs:
             differs = self._other_way(structure)
-        reads, read = self._reads(larger, many, alike, placements)
+        reads, read = self.reads(larger, many, alike, placements)
         structure = replace(structure, reads=reads)
         structure = with_asides(self, structure, [(self.rows, self.value), (many, larger)])
         why = self.study.recorder.dynamic or differs or read
@@ -337,7 +323,7 @@ class StructureTrial:
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
 
-    def _reads(
+    def reads(
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
     ) -> tuple[frozenset[Site], str]:
         """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
@@ -367,9 +353,15 @@ class StructureTrial:
         def company(value: tuple[Any, Any], rows: int) -> Company:
             return value, [x for x, dim in zip(tensors_in([value]), self.dims, strict=True) if dim is not None], rows
 
+        def spare() -> Iterator[Company]:
+            yield company(alike(), self.rows)
+            if any(each.dtype == torch.float64 for each in both[0][1]):  # others round too much
+                for each in SCALES:
+                    yield company(scaled(self.value, self.dims, range(self.rows), each), self.rows)
+
         try:
             both = company(self.value, self.rows), company(larger, many)
-            return settled(run, both, same, lambda: company(alike(), self.rows), left)
+            return settled(run, both, same, spare, left)
         except Remembered as found:
             raise Unsupported(remembers_words(str(found))) from None
         except Unsupported:

@@ -10,10 +10,10 @@ import torch
 
 from sordina.errors import Unsupported
 from sordina.gradients._hooks import Tap
-from sordina.gradients._reads import Site
 from sordina.gradients._rehearsal import (
     Dims,
 )
+from sordina.gradients._turns import Site
 from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements
 
 Key = tuple[str, int]

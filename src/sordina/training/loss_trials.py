@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from sordina.gradients._catching import catching
 from sordina.gradients._chance import UNUSUAL, Generators, InOrder
 from sordina.gradients._following import brought_together
 from sordina.gradients._kept_state import KeptState, all_differing, is_huge, keeps_nothing, kept_state
-from sordina.gradients._reads import Company, Reads, Remembered, Site, settled
+from sordina.gradients._reads import SCALES, Company, Reads, Remembered, settled
 from sordina.gradients._rehearsal import Dims, chosen, flipped, part
 from sordina.gradients._tracing import changed, tensors_in
+from sordina.gradients._turns import Site
 from sordina.gradients.one_by_one import SamplePlacement
 from sordina.gradients.removal import CHANCE
 
@@ -199,9 +201,13 @@ class LossTrials:
         sizes = {size for tensor in self.tensors for size in tensor.shape}
         few, many = (next(rows for rows in some if rows not in sizes) for some in _UNLIKE)
 
-        def company(rows: int, classes: int | None) -> Company:
-            pair = self._made(rows, classes)
+        def company(rows: int, classes: int | None, factor: float = 1.0) -> Company:
+            pair = self._times(self._made(rows, classes), factor, targets=False)
             return pair, self._samples(pair), rows
+
+        def spare(classes: int | None) -> Iterator[Company]:
+            yield company(many, 1)
+            yield from (company(many, classes, factor) for factor in SCALES)
 
         def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
             return torch.allclose(one[0], two[0], 1e-4, 1e-4) if one[0].shape == two[0].shape else False
@@ -228,7 +234,7 @@ class LossTrials:
 
             try:
                 both = company(few, limit), company(many, limit)
-                self.sites, why = settled(run, both, same, lambda: company(many, 1), left)
+                self.sites, why = settled(run, both, same, partial(spare, limit), left)
                 return why
             except Remembered as found:
                 raise memory_refusal(str(found)) from None
