@@ -33,9 +33,9 @@ def warned(caplog, seed: int, epsilon: float, epochs: float, *, numbers: bool, *
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_huge_targets_and_inputs_are_told_of_and_ordinary_ones_are_not(caplog, seed):
+def test_huge_targets_are_told_of_and_ordinary_ones_and_inputs_are_not(caplog, seed):
     assert warned(caplog, seed, 3, 10, numbers=True, targets=1e4)
-    assert warned(caplog, seed, 10, 5, numbers=False, inputs=1e5)
+    assert not warned(caplog, seed, 10, 5, numbers=False, inputs=1e5)  # the automatic rate finds its way
     assert not warned(caplog, seed, 3, 10, numbers=True)
     assert not warned(caplog, seed, 10, 5, numbers=False)
     assert not warned(caplog, seed, 0.1, 5, numbers=False)
