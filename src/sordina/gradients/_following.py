@@ -21,7 +21,7 @@ from sordina.gradients._asides import held_by
 from sordina.gradients._catching import catching
 from sordina.gradients._chance import CASES
 from sordina.gradients._crowds import crowd_sizes
-from sordina.gradients._hooks import Tap
+from sordina.gradients._hooks import Gathering, Tap
 from sordina.gradients._owners import Owners
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import Maker, batch_sizes, gone_back, rows_in
@@ -139,7 +139,8 @@ def _followed(
             for gradient, (_, dim) in zip(upstream, learned, strict=True):
                 owners.own(gradient, dim)
             if learned and asked:
-                found = gone_back([tensor for tensor, _ in learned], [each for each, _, _ in asked], upstream)
+                with Gathering():  # a checkpoint is computed again as it was
+                    found = gone_back([tensor for tensor, _ in learned], [each for each, _, _ in asked], upstream)
                 for got, (_, shape, dim) in zip(found, asked, strict=True):
                     if got is not None and owners.foreign(got.reshape(shape), dim):
                         return _together_in("backward")
