@@ -118,8 +118,9 @@ def test_a_saturated_record_counts_in_company_as_it_does_alone(size):
     assert float(alone.norm()) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("threshold", [1.0, 1e-12])
-@pytest.mark.parametrize("middle", [FADING, 3e29, TOO_LARGE, 1e38])
+@pytest.mark.parametrize(
+    ("middle", "threshold"), [(FADING, 1.0), (FADING, 1e-12), (3e29, 1.0), (TOO_LARGE, 1e-12), (1e38, 1.0)]
+)
 def test_no_rounding_decides_who_counts(middle, threshold):
     """Around every limit a norm that is a little larger adds a little less, never nothing in place of the bound."""
     model, y = nn.Linear(1, 1, bias=False), torch.ones(2, 1)

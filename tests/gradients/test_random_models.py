@@ -8,7 +8,7 @@ from tests.gradients.mixing_blocks import MIXING
 from tests.gradients.random_models import Run, draw, failed, minimised, replace, tried
 from tests.gradients.shape_blocks import SOUND
 
-MODELS = 55
+MODELS = 40
 """In each of the two halves; the same programs everywhere, for what a test says may not depend on the machine."""
 STARTS = (0, 10**9)
 """Two ranges of seeds. Others are for ``make random-models``."""
