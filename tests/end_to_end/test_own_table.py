@@ -274,6 +274,9 @@ def test_tuning_chooses_a_kind_of_model_within_the_budget(folder, monkeypatch, c
     assert facts["model"] in ("logistic", "forest")
     assert 7 < facts["epsilon"] <= 8
     assert facts["accuracy"] > facts["constant_accuracy"] + 0.1
+    assert facts["log_loss"] < facts["constant_log_loss"]
+    assert facts["auc"] > 0.6
+    assert 0 < facts["calibration_error"] < 0.3
     assert 6 < ledger.spent("patients") <= 8
     assert load("found").facts["epsilon"] == facts["epsilon"]
     code, _, err = sordina(monkeypatch, capsys, "tune", "patients.csv", "--schema", "patients.toml", "--runs", 3)

@@ -25,6 +25,7 @@ from sordina.estimators.gradient import GradientEstimator
 from sordina.estimators.model_file import pack
 from sordina.estimators.table_model import TableModel, choose_model, facts_of, frame_of, kind_of, load, make_estimator
 from sordina.fairness import measure
+from sordina.models.metrics import calibration_error
 from sordina.privacy import Budget, check_seed
 from sordina.privacy_claim import PrivacyClaim
 from sordina.progress import StagedProgress, silent_stages
@@ -431,6 +432,7 @@ def _scores(model: TableModel, held: PreparedTable) -> dict[str, float]:
         chances = np.clip(estimator.predict_proba(rows), 1e-12, 1.0)
         scores["log_loss"] = float(-np.mean(np.log(chances[np.arange(len(truth)), truth])))
         scores["constant_log_loss"] = float(-np.sum(shares[shares > 0] * np.log(shares[shares > 0])))
+        scores["calibration_error"] = calibration_error(torch.from_numpy(chances).log(), torch.from_numpy(truth))
         if len(held.classes) == 2 and 0 < shares[0] < 1:
             scores["auc"] = float(metrics.roc_auc_score(truth, chances[:, 1]))
     return scores
