@@ -259,10 +259,10 @@ to the part ``_CALM`` of it, where gradients that agree would stand out of the w
 such a run gets far enough with shorter steps."""
 _SHORT, _DOUBLING, _LEAST_TRUST, _MOST_TRUST = 32, 16, 1 / 32, 2.0**20
 """Trust begins at one half for every ``_DOUBLING`` steps of a run, at least at ``_LEAST_TRUST``."""
-_AGREE, _GROWN, _BACK = 0.5, 1.5, 0.9
+_AGREE, _GROWN, _BACK = 0.25, 1.5, 0.9
 """Gradients agree if the next one goes at least so far along the last, and not much further: there the loss is bent."""
 _SURE = 3.0
-_AGAIN, _SLOWLY = 1.25, 1.1
+_AGAIN, _SLOWLY = 1.5, 1.2
 """So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them."""
 _LOOKED_AT = 2**24
 """Of a larger model every second, third, ... weight is looked at."""
