@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
@@ -199,7 +199,7 @@ class Calls:
             with apart_from_heap():
                 why = self._check_removal(value, structure, rows, tensors, watched)
             if why:
-                structure = self._alone_from_now(structure, why, watched)
+                structure = self.alone_from_now(structure, why)
             if why or Doubled.times > times:
                 watched.restore()
                 self.recorder.taps = []
@@ -230,12 +230,12 @@ class Calls:
         why = reads.unknown(structure.reads)
         if not why:
             return result, structure
-        return None, self._alone_from_now(structure, why, before)
-
-    def _alone_from_now(self, structure: Structure, why: str, before: Snapshot) -> Structure:
-        """From now on the model runs one sample at a time, also on the batch at hand."""
-        self._tell_alone(why)
         before.restore()
+        return None, self.alone_from_now(structure, why)
+
+    def alone_from_now(self, structure: Structure, why: str) -> Structure:
+        """From now on the model runs one sample at a time on what has this ``structure``."""
+        self._tell_alone(why)
         self.recorder.taps = []
         known, alone = structure, replace(structure, alone=why)
         for table in (self._known, self._quick):
@@ -429,50 +429,6 @@ def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:
     """How many samples there may be, if nobody knows: the size of the first dimension, or else of the second."""
     first = next((tensor for tensor in tensors if tensor.dim()), None)
     return [] if first is None else list(dict.fromkeys(first.shape[:2]))
-
-
-def used_outside(losses: Tensor, calls: Sequence[ModelCall], names: Mapping[int, str]) -> list[str]:
-    """The parameters (``names`` by their identity) that the losses depend on, not through the results of ``calls``."""
-    results: dict[Any, tuple[Tensor, ...]] = {edge[:2]: () for call in calls for edge in call.edges if edge is not None}
-    return _reached([(losses.grad_fn, 0)], results, names)
-
-
-def untapped(call: ModelCall, names: Mapping[int, str]) -> list[str]:
-    """The parameters (``names`` by their identity) that a call's results depend on without a tap between them."""
-    places = call.structure.taps
-    taps: dict[Any, tuple[Tensor, ...]] = {
-        tap.edge[:2]: tap.sources for tap in call.taps if tap.build is None or places.get(tap.key) is not None
-    }
-    return _reached([edge[:2] for edge in call.edges if edge is not None], taps, names)
-
-
-def _reached(stack: list[Any], jumps: Mapping[Any, tuple[Tensor, ...]], wanted: Mapping[int, str]) -> list[str]:
-    """The parameters below some places of the graph; a walk jumps from the places in ``jumps`` to what stands there.
-
-    A place is a node and the number of its output.
-    """
-    found: list[str] = []
-    seen: set[Any] = set()
-    while stack:
-        place = stack.pop()
-        sources = jumps.get(place)
-        if sources is not None:
-            for source in sources:
-                if source.requires_grad:
-                    edge = get_gradient_edge(source)[:2] if source.is_leaf else (source.grad_fn, source.output_nr)
-                    if edge != place:
-                        stack.append(edge)
-            continue
-        node = place[0]
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        below = node.next_functions
-        if below:
-            stack.extend(below)
-        elif id(getattr(node, "variable", None)) in wanted:
-            found.append(wanted[id(node.variable)])
-    return found
 
 
 # Placing the taps in a model: layers with a rule are wrapped, all other parameters are left to a tracer.

@@ -37,6 +37,7 @@ from sordina.gradients._asides import Results, check_asides, check_said, numbers
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
+from sordina.gradients._graph import refuse_reentrant
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
 from sordina.gradients._reads import SCALES, Company, Remembered, settled
@@ -278,6 +279,7 @@ class StructureTrial:
         del result, taps
         result, taps = self._heard(self.rows, self.value)
         outputs = list(tensors_in([result]))
+        refuse_reentrant(outputs)
         apart = self._apart(self.value)
         check_said([result, *apart])
         placements = self._placements(outputs, wide, apart, many)

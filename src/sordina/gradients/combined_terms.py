@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sordina.gradients._graph import leaf_edges
 from sordina.gradients.norms import NormEstimate, Weights, squared_lengths, unit_roundoff
 from sordina.gradients.terms import (
     Dense,
@@ -132,9 +134,8 @@ class Pulled:
 
     def _pull(self, cotangents: Tensor) -> Tensor:
         shaped = cotangents.view(-1, *self.derived.shape).to(self.derived.dtype)
-        pulled = [
-            torch.autograd.grad(self.derived, self.parameter, one, retain_graph=True)[0].flatten() for one in shaped
-        ]
+        edges: list[Any] = leaf_edges([self.derived])[id(self.parameter)]
+        pulled = [plus(torch.autograd.grad(self.derived, edges, one, retain_graph=True)).flatten() for one in shaped]
         return torch.stack(pulled).to(cotangents.dtype)
 
 

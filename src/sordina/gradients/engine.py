@@ -19,18 +19,24 @@ from torch import Tensor, nn
 
 from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients._calls import ModelCall, install, remove, untapped, used_outside
+from sordina.gradients._calls import ModelCall, install, remove
+from sordina.gradients._graph import leads_to, untapped, used_outside
 from sordina.gradients._hooks import Recorder, Tap, hooked
 from sordina.gradients._rehearsal import Attributes, aside
+from sordina.gradients._tracing import changed, found_in
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
-from sordina.gradients.one_by_one import BackwardPiece, Backwards, as_in_company, folded
+from sordina.gradients.one_by_one import Apart, BackwardPiece, Backwards, SamplePlacement, as_in_company, folded
 from sordina.gradients.removal import RemovalSchedule, check_losses_apart
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision, names_of, terms_of
 from sordina.gradients.terms import Term
 
 log = logging.getLogger(__name__)
+CHAINED = (
+    "the model is called on something computed from its own results, and runs on one sample at a time, so that the way "
+    "back from the second call to the first is cut: make both calls inside of the model's forward pass."
+)
 RETIRED = "this engine was closed, or another one was made for its model: use the new one."
 
 
@@ -233,7 +239,6 @@ class Engine:
 
     def _terms(self, losses: Tensor, units: int, rows_per_unit: int) -> dict[str, Term]:
         calls = self._calls.made
-        taps = [tap for call in calls for tap in call.taps]
         if not calls:
             raise InvalidInput(
                 "the losses were not computed by calling the model that the engine listens to, in training mode and "
@@ -251,28 +256,32 @@ class Engine:
                 "gradient it gets: move this use into the model, and return what the losses need."
             )
         rows = units * rows_per_unit
-        fits = len(calls) == 1 and calls[0].rows == rows and calls[0].structure.fits(taps, rows)
-        fits = fits and not untapped(calls[0], self._names)
+        fits = all(call.rows == rows and call.structure.fits(call.taps, rows) for call in calls)
+        fits = fits and not untapped(calls, self._names)
         if units == 1 and not any(call.apart for call in calls):
             alone = Backwards([BackwardPiece([losses], [torch.ones_like(losses)])], self._parameters, heard=True)
             if not fits:
                 return alone.terms()
             gradients = alone.unit(0)
-            company = self._together(losses, calls[0], taps, 1, rows_per_unit)
+            company = self._together(losses, calls, 1, rows_per_unit)
             kinds = {name: parameter.dtype for name, parameter in self._parameters.items()}
             return {name: as_in_company(each, company.get(name), kinds[name]) for name, each in gradients.items()}
         if fits:
-            return self._together(losses, calls[0], taps, units, rows_per_unit)
+            return self._together(losses, calls, units, rows_per_unit)
         return self._one_by_one(losses, calls, rows_per_unit)
 
-    def _together(
-        self, losses: Tensor, call: ModelCall, taps: list[Tap], units: int, rows_per_unit: int
-    ) -> dict[str, Term]:
+    def _together(self, losses: Tensor, calls: Sequence[ModelCall], units: int, rows_per_unit: int) -> dict[str, Term]:
         """All samples at once, by the rules of the layers."""
-        structure = call.structure
-        same = structure.taps.keys() == {tap.key for tap in taps if tap.build}
-        passed = structure.passed if same else frozenset[Key]()
-        return terms_of(losses, taps, structure.taps, passed, self._parameters, self._names, units, rows_per_unit)
+        taps: list[Tap] = []
+        places: dict[Key, SamplePlacement | None] = {}
+        passed: set[Key] = set()
+        for number, call in enumerate(calls):
+            structure, mark = call.structure, f" of call {number + 1}" if number else ""
+            same = structure.taps.keys() == {tap.key for tap in call.taps if tap.build}
+            taps += [tap._replace(key=_of_call(tap.key, mark)) for tap in call.taps] if mark else call.taps
+            places |= {_of_call(key, mark): place for key, place in structure.taps.items()}
+            passed |= {_of_call(key, mark) for key in structure.passed} if same else set()
+        return terms_of(losses, taps, places, passed, self._parameters, self._names, units, rows_per_unit)
 
     def _one_by_one(self, losses: Tensor, calls: Sequence[ModelCall], rows_per_unit: int) -> dict[str, Term]:
         """Each sample alone, from the gradients of the model's results on."""
@@ -281,22 +290,43 @@ class Engine:
         found = iter(torch.autograd.grad(losses, asked, torch.ones_like(losses), allow_unused=True))
         gradients = iter([None if edge is None else next(found) for edge in edges])
         pieces = [BackwardPiece() for _ in losses]
+        mixed = any(call.apart for call in calls)
         after = Attributes(self.model, self._public_buffers)
+        earlier: set[Any] = set()
         for call in calls:
             own = [next(gradients) for _ in call.edges]
+            chained = leads_to(found_in(call.value), earlier)
+            if chained and mixed:
+                raise Unsupported(CHAINED)
+            earlier |= {edge.node for edge in call.edges if edge is not None}
             if call.rows != len(losses):
                 raise InvalidInput(f"the model was called on {call.rows} samples, but there are {len(losses)} losses.")
-            apart = call.apart or self._calls.run_apart(call.value, call.structure, call.rows)[1]
+            apart = call.apart or self._again_apart(call, mixed, chained)
             for piece, more in zip(pieces, apart.pieces(own), strict=True):
                 piece.outputs.extend(more.outputs)
                 piece.gradients.extend(more.gradients)
         after.restore()  # who runs again counts nothing
         return Backwards(folded(pieces, rows_per_unit), self._parameters).terms()
 
+    def _again_apart(self, call: ModelCall, mixed: bool, chained: bool) -> Apart:
+        """A call once more, on each sample alone; where others of its step ran so (``mixed``), so will it from now on.
+
+        For what is drawn by chance is drawn anew. If it is ``chained``, earlier calls have their gradient already.
+        """
+        if mixed:
+            self._calls.alone_from_now(call.structure, "another call of the same step is made one sample at a time")
+        value = changed(call.value, lambda each: each.detach()) if chained else call.value
+        return self._calls.run_apart(value, call.structure, call.rows)[1]
+
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             log.warning(message)
+
+
+def _of_call(key: Key, mark: str) -> Key:
+    """A key that is another one in every call of a step."""
+    return (key[0] + mark, key[1])
 
 
 def refuse_watched(parameters: Iterable[tuple[str, Tensor]]) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from sordina.errors import Unsupported
+from sordina.gradients._graph import leaf_edges
 from sordina.gradients._hooks import Gathering
 from sordina.gradients._kept_state import same
 from sordina.gradients._rehearsal import Dims, gone_back, part
@@ -149,6 +151,7 @@ class Backwards:
     def __init__(self, pieces: Sequence[BackwardPiece], parameters: Mapping[str, Tensor], heard: bool = False) -> None:
         """``heard`` says whether the forward pass was listened to: checkpoints in it are then computed in that way."""
         self.pieces, self.parameters, self.heard = pieces, parameters, heard
+        self._edges: dict[int, list[tuple[str, GradientEdge]]] = {}
         self._squares: dict[str, Tensor] | None = None
         self._sums: tuple[Tensor, dict[str, Tensor]] | None = None
 
@@ -167,15 +170,26 @@ class Backwards:
 
     def _gone_back(self, place: int, only: str | None) -> dict[str, Tensor]:
         piece = self.pieces[place]
-        wanted = self.parameters if only is None else {only: self.parameters[only]}
-        if not piece.outputs:
+        wanted = [(name, edge) for name, edge in self._leaves(place) if only is None or name == only]
+        if not wanted:
             return {}
+        asked: list[Any] = [edge for _, edge in wanted]
         with Gathering() if self.heard else nullcontext():
-            found = torch.autograd.grad(
-                piece.outputs, list(wanted.values()), piece.gradients, retain_graph=True, allow_unused=True
-            )
-        dense = [each.to_dense() if each is not None and each.is_sparse else each for each in found]
-        return {name: widen(each).flatten() for name, each in zip(wanted, dense, strict=True) if each is not None}
+            found = torch.autograd.grad(piece.outputs, asked, piece.gradients, retain_graph=True, allow_unused=True)
+        gone: dict[str, Tensor] = {}
+        for (name, _), each in zip(wanted, found, strict=True):
+            if each is not None:
+                flat = widen(each.to_dense() if each.is_sparse else each).flatten()
+                gone[name] = gone[name] + flat if name in gone else flat
+        return gone
+
+    def _leaves(self, place: int) -> list[tuple[str, GradientEdge]]:
+        """Where a unit's results lead to the parameters."""
+        if place not in self._edges:
+            found = leaf_edges(self.pieces[place].outputs)
+            own = [(name, edge) for name, each in self.parameters.items() for edge in found.get(id(each), ())]
+            self._edges[place] = own
+        return self._edges[place]
 
     def terms(self) -> dict[str, Term]:
         """By parameter the term of all units."""
