@@ -8,11 +8,15 @@ depend on samples at all.
 
 from __future__ import annotations
 
+import enum
 import itertools
+import operator
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +27,7 @@ from sordina.errors import Unsupported
 from sordina.gradients._kept_state import _installed, attributes_of, inside_generator
 from sordina.gradients._owners import Owners
 from sordina.gradients._reads import Reads
-from sordina.gradients._tracing import changed, described, tensors_in
+from sordina.gradients._tracing import changed, described, sequence_like, tensors_in
 from sordina.gradients._turns import Turns
 from sordina.gradients.one_by_one import NOT_PER_SAMPLE, Apart
 from sordina.gradients.structure import Mixing, Structure
@@ -82,6 +86,112 @@ def withhold_attributes(model: nn.Module, names: Collection[str]) -> None:
                     value[:] = changed(value, withheld)
                 else:
                     vars(module)[key] = changed(value, withheld)
+
+
+# Objects, of which nobody knows whose values they hold.
+
+OBJECT = (
+    "the model returns, or its result holds, an object ({}), of which nobody knows whose samples are in it: return "
+    "what the loss needs as tensors with a row for each sample, in a tuple, a dictionary, a dataclass or a ModelOutput "
+    "(of a distribution its parameters: make it in the loss)."
+)
+NUMBERS = {type(None), bool, int, float, complex, str, bytes}
+CONSTANTS = (enum.Enum, torch.dtype, torch.device)
+"""With `NUMBERS` and those of NumPy what is compared from batch to batch (`said`)."""
+
+
+class WithheldObject:
+    """Stands for an object in a result: a cache that nobody uses may be there."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, kind: str) -> None:
+        """``kind`` says what it is."""
+        self._kind = kind
+
+    def __repr__(self) -> str:
+        return "withheld"
+
+    def __getattr__(self, name: str) -> Any:
+        """Nothing of it can be asked for."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Unsupported(OBJECT.format(self._kind))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Nor can it be called."""
+        raise Unsupported(OBJECT.format(self._kind))
+
+    __getitem__ = __iter__ = __len__ = __bool__ = __call__
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Nor can anything be computed with it."""
+        both = (*args, *(kwargs or {}).values())
+        kinds = [each._kind for each in both if isinstance(each, WithheldObject)]
+        raise Unsupported(OBJECT.format(*kinds or ["WithheldObject"]))
+
+
+def _compared(value: Any) -> bool:
+    """Whether a value cannot depend on samples unseen."""
+    if isinstance(value, (tuple, set, frozenset)):
+        return type(value) in (tuple, set, frozenset) and all(map(_compared, value))
+    return type(value) in NUMBERS or isinstance(value, (np.generic, *CONSTANTS))
+
+
+def without_objects(value: Any) -> Any:
+    """A result in which nothing is left but what is looked into; a copy that is not the model's own may be changed."""
+    if isinstance(value, Tensor):  # one with a graph is a new one, without attributes (`Calls`)
+        return value if value.requires_grad or not vars(value) else value.detach()
+    if _compared(value):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [without_objects(each) for each in value]
+        return value if all(map(operator.is_, items, value)) else sequence_like(value, items)
+    if isinstance(value, Mapping) and not all(map(_compared, value)):
+        return WithheldObject(type(next(key for key in value if not _compared(key))).__name__)
+    if isinstance(value, (dict, UserDict)):
+        found = {key: without_objects(each) for key, each in value.items()}
+        for key, each in found.items():
+            if each is not value[key]:
+                value[key] = each
+        return _without_others(value, {**found, "data": value.data} if isinstance(value, UserDict) else found)
+    if isinstance(value, Mapping):
+        return {key: without_objects(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {each.name: without_objects(getattr(value, each.name)) for each in fields(value)}
+        for name, each in found.items():
+            object.__setattr__(value, name, each)
+        return _without_others(value, found)
+    seen = type(value) is np.ndarray and not value.dtype.hasobject
+    return value if seen else WithheldObject(type(value).__name__)
+
+
+def _without_others(value: Any, known: Mapping[Any, Any]) -> Any:
+    """A mapping or dataclass in whose attributes nothing is but what is ``known``, and what is computed from it."""
+    own = getattr(value, "__dict__", {})
+    for name, held in list(own.items()):
+        if name in known:
+            own[name] = known[name]
+        elif isinstance(getattr(type(value), name, None), cached_property):
+            del own[name]
+        elif held is not None:
+            own[name] = WithheldObject(f"{type(value).__name__}.{name}")
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            hidden = isinstance(slot, MemberDescriptorType) and name not in known
+            if hidden and getattr(value, name, None) is not None:
+                object.__setattr__(value, name, WithheldObject(f"{type(value).__name__}.{name}"))
+    return value
+
+
+def check_told(result: Any) -> None:
+    """Refuse a result without a tensor, if it is an object that may hold some."""
+    if next(tensors_in([result]), None) is None:
+        while isinstance(result, (list, tuple)) and result:
+            result = result[0]
+        if not (_compared(result) or isinstance(result, (Mapping, np.ndarray)) or is_dataclass(result)):
+            raise Unsupported(OBJECT.format(type(result).__name__))
 
 
 def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[tuple[int, Any]]) -> Structure:
@@ -153,7 +263,7 @@ def said(value: Any) -> Any:
         return (type(value), *(said(getattr(value, each.name)) for each in fields(value)))
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, (set, frozenset, complex, bytes)):
+    if isinstance(value, (set, frozenset, complex, bytes, *CONSTANTS)):
         return type(value), repr(value)
     if not isinstance(value, (Tensor, nn.Module, type)) and not _installed(type(value).__module__):
         return (type(value), said(getattr(value, "__dict__", {})))

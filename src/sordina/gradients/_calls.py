@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
-from sordina.gradients._asides import Agreement, withhold_attributes, without_asides
+from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import TOGETHER, still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
@@ -215,7 +215,7 @@ class Calls:
         if structure.holding or structure.shared or apart is not None:
             withhold_attributes(self.model, structure.holding)
             result = without_asides(result, structure, apart)
-        return result
+        return without_objects(result)
 
     def _watched(
         self, value: tuple[Any, Any], given: Sequence[Tensor], structure: Structure, rows: int, before: Snapshot

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from sordina.errors import Unsupported
-from sordina.gradients._asides import Results, check_asides, check_said, numbers_kept, with_asides
+from sordina.gradients._asides import Results, check_asides, check_said, check_told, numbers_kept, with_asides
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
@@ -279,6 +279,7 @@ class StructureTrial:
         del result, taps
         result, taps = self._heard(self.rows, self.value)
         outputs = list(tensors_in([result]))
+        check_told(result)
         refuse_reentrant(outputs)
         apart = self._apart(self.value)
         check_said([result, *apart])

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from sordina.errors import Unsupported
+
 # Tensors inside nested arguments and results: lists, tuples, mappings and dataclasses.
 
 Change = Callable[[Tensor], Any]
@@ -76,7 +78,7 @@ def changed(value: Any, change: Change) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return _sequence(value, [changed(each, change) for each in value])
+        return sequence_like(value, [changed(each, change) for each in value])
     if isinstance(value, Mapping):
         return _mapping(value, {key: changed(each, change) for key, each in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
@@ -87,7 +89,8 @@ def changed(value: Any, change: Change) -> Any:
     return value
 
 
-def _sequence(value: Any, items: list[Any]) -> Any:
+def sequence_like(value: Any, items: list[Any]) -> Any:
+    """A list or tuple of the kind of ``value`` with other items."""
     kind = type(value)
     if kind in (list, tuple):
         return kind(items)
@@ -102,6 +105,11 @@ def _mapping(value: Any, items: dict[Any, Any]) -> Any:
         twin.data = dict(value.data)
     for key, each in items.items():
         twin[key] = each
+    if twin.keys() != items.keys():
+        raise Unsupported(
+            f"a copy of a {type(value).__name__} has other items than it has, so that nobody knows what is in it: "
+            "give all of its fields when it is made, or use a dictionary."
+        )
     return twin
 
 
