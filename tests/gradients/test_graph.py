@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sordina.errors import Unsupported
 from sordina.gradients import Engine
-from sordina.gradients._graph import leaf_edges
+from sordina.gradients._hooks import leaf_edges
 from sordina.gradients._rehearsal import moved
 
 ROWS = 8

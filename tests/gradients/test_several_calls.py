@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from sordina.errors import Unsupported
 from sordina.gradients import Engine
-from sordina.gradients._graph import leaf_edges
+from sordina.gradients._hooks import leaf_edges
 from sordina.queries import VectorQuery
 
 ROWS, BOUND = 6, 0.05

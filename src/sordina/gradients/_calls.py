@@ -215,7 +215,7 @@ class Calls:
         if structure.holding or structure.shared or apart is not None:
             withhold_attributes(self.model, structure.holding)
             result = without_asides(result, structure, apart)
-        return without_objects(result)
+        return result if isinstance(result, Tensor) else without_objects(result)
 
     def _watched(
         self, value: tuple[Any, Any], given: Sequence[Tensor], structure: Structure, rows: int, before: Snapshot

@@ -37,8 +37,7 @@ from sordina.gradients._asides import Results, check_asides, check_said, check_t
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
-from sordina.gradients._graph import refuse_reentrant
-from sordina.gradients._hooks import Recorder, Tap
+from sordina.gradients._hooks import Recorder, Tap, refuse_reentrant
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
 from sordina.gradients._reads import SCALES, Company, Remembered, settled
 from sordina.gradients._rehearsal import (

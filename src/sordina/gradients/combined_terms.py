@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordina.gradients._graph import leaf_edges
+from sordina.gradients._hooks import leaf_edges
 from sordina.gradients.norms import NormEstimate, Weights, squared_lengths, unit_roundoff
 from sordina.gradients.terms import (
     Dense,

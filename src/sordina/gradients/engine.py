@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._calls import ModelCall, install, remove
-from sordina.gradients._graph import leads_to, untapped, used_outside
-from sordina.gradients._hooks import Recorder, Tap, hooked
+from sordina.gradients._hooks import Recorder, Tap, hooked, leads_to, untapped, used_outside
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients._tracing import changed, found_in
 from sordina.gradients.checks import check

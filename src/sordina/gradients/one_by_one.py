@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from sordina.errors import Unsupported
-from sordina.gradients._graph import leaf_edges
-from sordina.gradients._hooks import Gathering
+from sordina.gradients._hooks import Gathering, leaf_edges
 from sordina.gradients._kept_state import same
 from sordina.gradients._rehearsal import Dims, gone_back, part
 from sordina.gradients._tracing import changed, tensors_in
