@@ -35,7 +35,7 @@ from torch.autograd.graph import get_gradient_edge
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Results, check_asides, check_said, numbers_kept, with_asides
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
-from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
+from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials, missing_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
 from sordina.gradients._hooks import Recorder, Tap
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
@@ -187,6 +187,8 @@ class Study:
                 if not found[0].alone:
                     sizes = crowd_sizes(self.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
                     why = brings_together(trial, found[0], [(size, make(size)) for size in sizes or [many]])
+                    for company in () if why else missing_trials(make(many), dims, self.generator):
+                        trial.check_trials(*company, found[0].outputs, optional=True)
                     return replace(found[0], alone=why), found[1]
             return found
 
