@@ -166,6 +166,7 @@ HARMLESS = {
     "an assertion": lambda h, x, m: asserted(h, not torch.isnan(x).any()),
     "a shorter way without a mask": lambda h, x, m: h if m.all() else h.masked_fill(~m, 0),
     "the same by counting": lambda h, x, m: h if m.sum() == m.numel() else h.masked_fill(~m, 0),
+    "a mask that is added": lambda h, x, m: F.softmax(h if m.all() else h + (1.0 - m.to(h)) * -1e9, 1),
     "a word in a log": lambda h, x, m: h if True in ~m else h * 1,
     "a number of a parameter": lambda h, x, m: h * (2 if x.shape[1] > 2 else 1),
     "truths of every sample": lambda h, x, m: torch.where(x.mean(1, keepdim=True) > 0, h, -h),
