@@ -827,3 +827,32 @@ def test_counters_and_what_the_last_batch_left_are_no_memory(what):
     with Engine(model) as engine:
         for _ in range(5):
             engine.record(model(torch.randn(8, 4)).square().sum(1))
+
+
+class Squeezing(nn.Module):
+    """Drops all dimensions of one element."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.net = nn.Linear(WIDTH, width)
+
+    def forward(self, x):
+        return self.net(x).squeeze()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_dimension_of_samples_that_is_squeezed_is_named(width):
+    """It was an IndexError on made-up rows."""
+    model = Squeezing(width)
+    with Engine(model), pytest.raises(Unsupported, match=r"squeeze\(-1\)"):
+        model(torch.randn(6, WIDTH))
+
+
+@pytest.mark.parametrize(("rows", "count"), [([0, 1, 2, 3, 4, 5] * 2, 12), ([2], 1)])
+def test_another_number_of_rows_than_expected_is_named(rows, count):
+    """It was a NoneType on made-up rows."""
+    model = nn.Linear(WIDTH, 2)
+    with Engine(model) as engine:
+        engine.expect(6)
+        with pytest.raises(Unsupported, match=f"called on {count} rows, 6 samples were expected"):
+            model(torch.randn(6, WIDTH)[rows])
