@@ -856,3 +856,38 @@ def test_another_number_of_rows_than_expected_is_named(rows, count):
         engine.expect(6)
         with pytest.raises(Unsupported, match=f"called on {count} rows, 6 samples were expected"):
             model(torch.randn(6, WIDTH)[rows])
+
+
+class Annealed(nn.Module):
+    """A number that changes from step to step: from some on, the batch's mean is taken off."""
+
+    def __init__(self, begins=2.0):
+        super().__init__()
+        self.net, self.begins = nn.Linear(WIDTH, 2), begins
+
+    def forward(self, x, number):
+        h = self.net(x) / (1 + number)
+        return h - h.mean(0) if number > self.begins else h
+
+
+def test_a_number_that_changes_in_every_step_is_not_studied_in_every_step():
+    """It was, and what was found was kept for each of them."""
+    model, x = Annealed(), torch.randn(6, WIDTH)
+    with Engine(model) as engine:
+        for step in range(90):
+            engine.record(model(x, 0.101 + step / 1000).square().sum(1))
+            model.net.weight.data *= 0.99
+        assert len(engine._calls._known) == 1
+
+
+@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("begins", "before", "after"), [(0, 0, 0.001), (0, -0.2, 0.2), (1, 1, 1.01), (0.3, 0.29, 0.31)]
+)
+def test_what_begins_at_a_round_number_is_seen(begins, before, after, number):
+    model, x = Annealed(number(begins)), torch.randn(6, WIDTH)
+    with Engine(model) as engine:
+        engine.record(model(x, number(before)).square().sum(1))
+        engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
+        with pytest.raises(Mixing):
+            model(x, number(after))
