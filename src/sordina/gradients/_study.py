@@ -590,6 +590,8 @@ class StructureTrial:
                 losses, taps, structure.taps, passed, study.parameters, names_of(study.parameters), self.rows, 1
             )
             with full_precision(losses.device.type):  # as in a step
-                return passed, truth.differing(terms), truth.spoke
+                recurrent = [f"{name}." for name, each in study.model.named_modules() if isinstance(each, nn.RNNBase)]
+                tapped = {tap.key[0] for tap in taps if tap.build and tap.key[0].startswith(tuple(recurrent))}
+                return passed, truth.differing(terms), truth.spoke(terms, tapped)
         except Exception:
             return nothing, "a rule does not fit how its layer is called", True
