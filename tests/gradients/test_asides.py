@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._catching import catching
+from sordina.gradients.structure import Mixing
 from sordina.queries import VectorQuery
 from sordina.training.losses import per_sample
 
@@ -148,6 +151,62 @@ def test_errors_caught_in_a_hook_are_seen() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     model[0].register_forward_hook(lambda module, given, result: embedded(module, given))
     assert "embedded" in catching(model)
+
+
+INSTALLED = """
+from torch import nn, full_like
+
+def looked_up(table, words):
+    try:
+        return table(words)
+    except IndexError:  # something is missing
+        return table(full_like(words, 0))
+
+class Categories(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+    def forward(self, words):
+        return self.out(looked_up(self.table, words.clamp(max=49)).mean(1))
+"""
+
+
+def installed(package: str) -> Any:
+    """The model of a package that seems to have been installed."""
+    module = types.ModuleType(package)
+    module.__file__ = f"/site-packages/{package.replace('.', '/')}.py"
+    exec(INSTALLED, module.__dict__)
+    sys.modules[package] = module
+    torch.manual_seed(1)
+    return module.Categories()
+
+
+def test_errors_caught_in_the_package_that_a_model_comes_from_are_seen() -> None:
+    """All of site-packages was left out (1.7 C)."""
+    words = torch.randint(50, (ROWS, 5), generator=torch.Generator().manual_seed(0))
+    missing = words.clone()
+    missing[-1, 0] = -1
+    assert change(installed("company_models"), words, missing) < 1.00001
+
+
+def test_errors_caught_in_a_known_library_show_in_what_is_missing() -> None:
+    model = installed("timm.of_a_test")
+    assert catching(model) == ""
+    with Engine(model), pytest.raises(Mixing):
+        model(torch.randint(50, (ROWS, 5)))
+
+
+def out(path: str) -> int | None:
+    """No part of any model."""
+    try:
+        return int(path)
+    except ValueError:
+        return None
+
+
+def test_a_function_with_the_name_of_an_attribute_is_not_what_a_model_calls() -> None:
+    assert catching(Words()) == ""
 
 
 # What a model does when it is called.

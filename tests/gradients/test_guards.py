@@ -107,6 +107,32 @@ def test_a_choice_by_something_else_than_the_guard_is_run_apart(guard):
     assert "decide" in alone(guard)
 
 
+def with_epsilon(x):
+    size = x.abs().sum(1, keepdim=True)
+    return x / (size + 1e-10 if (size == 0).any() else size)
+
+
+def with_a_tensor(x):
+    size = x.abs().sum(1, keepdim=True)
+    return x / (size + torch.full((1,), 1e-10).to(x) if (size == 0).any() else size)
+
+
+def bent_far_away(x):
+    return x / (1 + (x / 1e12) ** 4) if (x == 0).any() else x
+
+
+@pytest.mark.parametrize("guard", [with_epsilon, with_a_tensor, bent_far_away])
+def test_a_number_that_no_made_up_row_comes_near_is_run_apart(guard):
+    """A record of zeros let all others be divided by something else (4.2 C, where they are about as small)."""
+    assert "decide" in alone(guard)
+
+
+def test_a_guard_against_zero_lets_nobody_decide_for_others():
+    x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0)) * 1e-12
+    x[-1] = 0
+    assert change(Guarded(with_epsilon), squares, x) <= 1 + 1e-5
+
+
 def test_a_guard_of_a_loss_lets_nobody_decide_for_others():
     def finite(output, target):
         each = F.mse_loss(output, target, reduction="none").sum(1)

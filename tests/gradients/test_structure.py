@@ -827,3 +827,98 @@ def test_counters_and_what_the_last_batch_left_are_no_memory(what):
     with Engine(model) as engine:
         for _ in range(5):
             engine.record(model(torch.randn(8, 4)).square().sum(1))
+
+
+class Squeezing(nn.Module):
+    """Drops all dimensions of one element."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.net = nn.Linear(WIDTH, width)
+
+    def forward(self, x):
+        return self.net(x).squeeze()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_dimension_of_samples_that_is_squeezed_is_named(width):
+    """It was an IndexError on made-up rows."""
+    model = Squeezing(width)
+    with Engine(model), pytest.raises(Unsupported, match=r"squeeze\(-1\)"):
+        model(torch.randn(6, WIDTH))
+
+
+@pytest.mark.parametrize(("rows", "count"), [([0, 1, 2, 3, 4, 5] * 2, 12), ([2], 1)])
+def test_another_number_of_rows_than_expected_is_named(rows, count):
+    """It was a NoneType on made-up rows."""
+    model = nn.Linear(WIDTH, 2)
+    with Engine(model) as engine:
+        engine.expect(6)
+        with pytest.raises(Unsupported, match=f"called on {count} rows, 6 samples were expected"):
+            model(torch.randn(6, WIDTH)[rows])
+
+
+class Annealed(nn.Module):
+    """A number that changes from step to step: from some on, the batch's mean is taken off."""
+
+    def __init__(self, begins=2.0):
+        super().__init__()
+        self.net, self.begins = nn.Linear(WIDTH, 2), begins
+
+    def forward(self, x, number):
+        h = self.net(x) / (1 + number)
+        return h - h.mean(0) if number > self.begins else h
+
+
+def test_a_number_that_changes_in_every_step_is_not_studied_in_every_step():
+    """It was, and what was found was kept for each of them."""
+    model, x = Annealed(), torch.randn(6, WIDTH)
+    with Engine(model) as engine:
+        for step in range(90):
+            engine.record(model(x, 0.101 + step / 1000).square().sum(1))
+            model.net.weight.data *= 0.99
+        assert len(engine._calls._known) == 1
+
+
+@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("begins", "before", "after"), [(0, 0, 0.001), (0, -0.2, 0.2), (1, 1, 1.01), (0.3, 0.29, 0.31)]
+)
+def test_what_begins_at_a_round_number_is_seen(begins, before, after, number):
+    model, x = Annealed(number(begins)), torch.randn(6, WIDTH)
+    with Engine(model) as engine:
+        engine.record(model(x, number(before)).square().sum(1))
+        engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
+        with pytest.raises(Mixing):
+            model(x, number(after))
+
+
+class LastOutput(nn.Module):
+    """Of the way back of a recurrent layer only the first step is used, whose state before is nothing."""
+
+    def __init__(self, kind, last):
+        super().__init__()
+        self.layer, self.head, self.last = kind(WIDTH, 3, batch_first=True, bidirectional=True), nn.Linear(6, 2), last
+
+    def forward(self, x):
+        h = self.layer(x)[0]
+        return self.head(h[torch.arange(len(x)), -1 if self.last else (x[:, 0, 0] < 9).long() - 2])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("last", [True, False])
+def test_recurrent_weights_that_get_nothing_are_no_reason(kind, last):
+    """They ran one sample at a time, ten times slower. Where one sample is unlike all made-up ones, it is exact too."""
+    torch.manual_seed(0)
+    model, x = LastOutput(kind, last).double(), draw(5, TOKENS, WIDTH)
+    if not last:
+        x[3, 0, 0] = 10.0
+    with Engine(model) as engine:
+        tape = engine.record(squares(model, x))
+        assert not engine._calls._last.alone
+        found = torch.stack(tape.contract([VectorQuery(each) for each in torch.eye(5, dtype=torch.float64)]))
+    parameters = list(model.parameters())
+    for row, own in enumerate(found):
+        truth = torch.autograd.grad(squares(model, x[row : row + 1]).sum(), parameters)
+        torch.testing.assert_close(own, torch.cat([each.flatten() for each in truth]))
+    torch.testing.assert_close(tape.scalars().norms, found.norm(dim=1))

@@ -1,9 +1,17 @@
 """Texts of another form: refused before anything is spent, and of no effect if one turns up later."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tests.integrations import tiny
-from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding, default_data_collator
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    default_data_collator,
+)  # fmt: skip
 
 import sordina as sd
 from sordina.errors import InvalidInput
@@ -18,6 +26,7 @@ STRANGE = {
     "nested": {"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1, 1]]},
     "ragged": {"input_ids": [[5, 6], 7]},
     "a short mask": {"attention_mask": [1, 1]},
+    "nothing but masked tokens": {"attention_mask": [0, 0, 0]},
     "a label of another type": {"labels": 1.0},
     "a missing field": {"attention_mask": None},
     "too long": {"input_ids": [5] * 99, "attention_mask": [1] * 99},
@@ -60,6 +69,19 @@ def test_a_text_of_another_form_is_refused_before_anything_is_spent(tmp_path, ki
     with pytest.raises(InvalidInput, match=r"item \d+"):
         trainer(tmp_path, items).train()
     assert not (tmp_path / "_sordina").exists()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_masked_beginning_is_refused_where_the_longest_text_decides_what_it_sees(tmp_path, attention):
+    """A first token that may look at nothing looks at everything, also at the padding."""
+    items, model = tiny.texts(20, "tokens"), tiny.causal()
+    model.set_attn_implementation(attention)
+    pads = DataCollatorForTokenClassification(tiny.tokenizer())
+    trainer(tmp_path / "one", items, model, data_collator=pads).train()
+    items[7]["attention_mask"][0] = 0
+    refused = pytest.raises(InvalidInput, match="item 7 begins with masked") if attention == "eager" else nullcontext()
+    with refused:
+        trainer(tmp_path / "two", items, model, data_collator=pads).train()
 
 
 def weights_after(folder, items, **options):

@@ -78,3 +78,17 @@ def test_what_has_no_loss_is_refused():
         losses_of_batch(tiny.classifier(), {"input_ids": torch.ones(1, 4, dtype=torch.int64)}, TextLoss())
     with pytest.raises(InvalidInput, match="public_length"):
         loss_for(tiny.classifier(), 0, 0.0)
+
+
+def test_a_text_of_masked_tokens_counts_as_nothing():
+    """Attention over nothing is over everything, also over padding: the longest text decided for it (1.16 C)."""
+    model, items = tiny.classifier(), tiny.texts(3)
+    batch = tiny.padded(items)
+    batch["attention_mask"][1] = 0
+    losses = losses_of_batch(model, batch, loss_for(model, None, 0.0))
+    assert losses[1] == 0
+    assert losses[[0, 2]].gt(0).all()
+    with Engine(model) as engine:
+        norms = engine.record(losses_of_batch(model, batch, loss_for(model, None, 0.0))).scalars().norms
+    assert norms[1] == 0
+    assert norms[[0, 2]].gt(0).all()

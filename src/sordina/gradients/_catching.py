@@ -1,7 +1,8 @@
 """Errors that code of one's own catches: an error of one sample would decide for all of them.
 
 Not only a forward pass can catch them: so can what it calls. All code of the user's that it can reach by name is read:
-functions, methods, what decorators wrap, hooks, and context managers. Libraries that were installed are left out.
+functions, methods, what decorators wrap, hooks, and context managers. Libraries that were installed are left out, but
+for those that the model's own classes, or the loss, come from.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from sordina.gradients._kept_state import _NEVER_AGAIN, _installed, _looked_into, _slots
+from sordina.gradients import _kept_state
+from sordina.gradients._kept_state import _NEVER_AGAIN, _foreign, _looked_into, _slots
 
 CATCHES = "errors are caught in {}: who gets one may decide for all"
 MOST = 20_000
 """So many objects are looked at."""
+KNOWN = {
+    "accelerate", "bitsandbytes", "diffusers", "einops", "keras", "lightning", "lightning_fabric", "monai",
+    "open_clip", "peft", "pytorch_lightning", "sentence_transformers", "sklearn", "timm", "torch_geometric",
+    "torchaudio", "torchmetrics", "torchtext", "torchvision", "transformers",
+}  # fmt: skip
+"""Libraries that are known well enough: what they catch is no error of a sample."""
 _CONTAINERS = (list, tuple, set, frozenset)
 _CALLED = {"forward", "__call__", "__code__"}
 
@@ -45,6 +53,8 @@ class _Walk:
         """What catches errors."""
         self._names = set(_CALLED)
         """All names in the code that was read."""
+        self._own = set(_packages(holders))
+        """Packages whose code is read though they are installed."""
         self._seen: dict[int, Any] = {}
         self._todo: list[Any] = [*holders, _global_forward_hooks, _global_forward_pre_hooks]
         self._methods: dict[str, list[Any]] = {}
@@ -82,13 +92,17 @@ class _Walk:
             inner.append(value.func)
         return inner
 
+    def _installed(self, module: str) -> bool:
+        """Whether a module is of a library that is left out."""
+        return module.partition(".")[0] not in self._own and _kept_state._installed(module)
+
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         """What a function can reach; of a library's only what it wraps."""
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # nothing is in it yet
                 yield None if name == "__class__" else cell.cell_contents
         yield getattr(function, "__wrapped__", None)
-        if _installed(function.__globals__.get("__name__", "")):
+        if self._installed(function.__globals__.get("__name__", "")):
             return
         if _catches(function.__code__) or (function.__name__ == "__exit__" and _answers(function.__code__)):
             self.found = function.__qualname__
@@ -97,11 +111,13 @@ class _Walk:
         fresh, self._names = names - self._names, self._names | names
         for name in fresh:
             yield from self._methods.pop(name, ())
-        for name in names:
-            each = function.__globals__.get(name, sys.modules.get(name))
+        reached = names if names & {"globals", "__name__"} else set(_kept_state._names(function.__code__)[0])
+        for name in names:  # an attribute may have the name of a function
+            each = function.__globals__.get(name) if name in reached else None
+            each = sys.modules.get(name) if each is None else each
             if not isinstance(each, types.ModuleType):
                 yield each
-            elif each is contextlib or not _installed(each.__name__):
+            elif each is contextlib or not self._installed(each.__name__):
                 yield from (vars(each)[inner] for inner in names & vars(each).keys())
 
     def _of_class(self, kind: type, made: bool) -> list[Any]:
@@ -111,12 +127,20 @@ class _Walk:
         """
         reached, never = list[Any](), _ASIDE if made else _ASIDE | _NEVER_AGAIN
         for each in kind.__mro__:
-            for name, method in vars(each).items() if not _installed(each.__module__) else ():
+            for name, method in vars(each).items() if not self._installed(each.__module__) else ():
                 if name in self._names or (name.startswith("__") and name.endswith("__") and name not in never):
                     reached.append(method)
                 else:
                     self._methods.setdefault(name, []).append(method)
         return reached
+
+
+def _packages(holders: tuple[Any, ...]) -> Iterator[str]:
+    """The packages that models and losses come from, but for those that are known."""
+    for holder in holders:
+        kinds = {type(each) for each in holder.modules()} if isinstance(holder, nn.Module) else {type(holder)}
+        names = {each.__module__ for kind in kinds for each in kind.__mro__} | {getattr(holder, "__module__", "")}
+        yield from (name for each in names if (name := str(each).partition(".")[0]) not in KNOWN and not _foreign(name))
 
 
 _ASIDE = {"__dict__", "__weakref__", "__module__", "__doc__", "__repr__", "__str__", "__del__", "__getstate__"}

@@ -6,6 +6,9 @@ formulas that agree on random numbers agree everywhere. Operations that choose b
 same ones either way. But for one kind: what is chosen by the truths that the guard itself is about (``if mask.all():``,
 else ``h.masked_fill(~mask, 0)``), because whoever does not turn the guard has the same truths as everybody else there.
 
+Nor do formulas agree everywhere that hold an *extreme number*: ``norm + 1e-10`` is ``norm`` on every made-up row, and
+not where a norm is about as small. These must be the same ones either way, too.
+
 So what is not computed from numbers with a fraction has *roots*: an argument of truths or whole numbers, or a
 comparison. What is made of it alone has the same roots, or new ones below them.
 """
@@ -13,7 +16,7 @@ comparison. What is made of it alone has the same roots, or new ones below them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,13 +84,13 @@ class Choices:
             return  # a view
         sets = [self._roots.get(self._memory_of(each)) for each, own in zip(given, held, strict=True) if own]
         roots = frozenset[int]().union(*(each for each in sets if each is not None))
-        others = (each for each, own in zip(given, held, strict=True) if not own)
+        others = [each for each, own in zip(given, held, strict=True) if not own]
         if None not in sets and not any(_fractions(each) and each.dim() for each in others):
             for tensor in made:
                 self._follow(tensor, roots, given)
             return
         name = func._schema.name.removeprefix("aten::")
-        if any(map(_fractions, made)) and (roots or not _smooth(name)):
+        if any(map(_fractions, made)) and (roots or not _smooth(name) or _extreme(name, args, others)):
             self._made.append(((name, _numbers(args)), roots))
         for tensor in made:
             if _fractions(tensor):
@@ -149,9 +152,35 @@ def _smooth(name: str) -> bool:
     return plain in SMOOTH or plain.rstrip("_") in SMOOTH
 
 
+ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp", "fill"}
+"""Formulas whose whole numbers are no sizes."""
+USUAL = 1e-3, 1e3
+"""Numbers between these show on made-up rows."""
+
+
+def _extreme(name: str, args: Any, constants: Iterable[Tensor]) -> bool:
+    """Whether a formula holds a number, alone or in a tensor of nothing else, that is very small or very large."""
+    kinds: Any = (int, float, complex) if name.rstrip("_") in ARITHMETIC else (float, complex)
+    low, high = USUAL
+    sizes = [abs(each) for each in _leaves(args) if isinstance(each, kinds)]
+    if any(0 < size < low or size > high for size in sizes):
+        return True
+    dense = (each.detach() for each in constants if _fractions(each) and each.layout == torch.strided)
+    ends = [each.abs().double().aminmax() for each in dense if 0 < each.numel() <= MOST_VALUES]
+    return any(0 < float(most) < low or float(least) > high for least, most in ends)
+
+
+MOST_VALUES = 4096
+"""Tensors of so many values are looked at."""
+
+
 def _numbers(args: Any) -> str:
     """The numbers among the arguments of an operation, in words."""
-    found: list[str] = []
+    return " ".join(repr(each) if isinstance(each, float) else str(each) for each in _leaves(args))
+
+
+def _leaves(args: Any) -> Iterator[Any]:
+    """What is among the arguments of an operation, but for tensors."""
     todo = [args]
     while todo:
         each = todo.pop()
@@ -159,8 +188,5 @@ def _numbers(args: Any) -> str:
             todo.extend(reversed(each))
         elif isinstance(each, dict):
             todo.extend(reversed(each.values()))
-        elif isinstance(each, float):
-            found.append(repr(each))
         elif not isinstance(each, Tensor):
-            found.append(str(each))
-    return " ".join(found)
+            yield each

@@ -137,6 +137,16 @@ def company_trials(value: Any, dims: Dims, generator: torch.Generator) -> Iterat
             yield _with(value, place, company), twins
 
 
+def missing_trials(value: Any, dims: Dims, generator: torch.Generator) -> Iterator[Trials]:
+    """For each tensor of whole numbers a sample of which all are -1, as what is missing may be."""
+    tensors = list(tensors_in([value]))
+    sample = int(torch.randint(rows_in(tensors, dims) or 1, (), generator=generator))
+    for place, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
+        if dim is not None and is_whole(tensor) and tensor.is_signed():
+            index = torch.tensor([sample], device=tensor.device)
+            yield value, [([sample], _with(value, place, tensor.index_fill(dim, index, -1)))]
+
+
 def _with(value: Any, place: int, numbers: Tensor) -> Any:
     """The arguments with another tensor at a place."""
     places = iter(range(place + 1))

@@ -50,6 +50,18 @@ SHAPES = {
     "new_zeros", "new_ones", "new_full", "new_empty_strided",
 }  # fmt: skip
 """Operations that take nothing of a tensor but its shape and type."""
+FORMAL = {
+    "dim", "size", "stride", "numel", "len", "storage_offset", "sym_size", "sym_stride", "sym_numel", "element_size",
+    "sym_storage_offset", "sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_same_size", "is_set_to",
+    "is_non_overlapping_and_dense", "is_pinned", "is_complex", "is_floating_point", "is_signed", "is_conj", "is_neg",
+    "is_leaf", "is_inference", "is_distributed", "retains_grad", "output_nr", "get_device", "result_type", "_version",
+    "_is_zerotensor", "_debug_has_internal_overlap", "_has_compatible_shallow_copy_type", "_has_same_storage_numel",
+    "cudnn_is_acceptable", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_fused_sdp_choice",
+    "_batch_norm_impl_index", "_cudnn_attention_forward", "_efficient_attention_forward",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+}  # fmt: skip
+"""Operations whose numbers are about shapes, types and memory, or choose between two ways to compute the same."""
 QUANTIFIERS = {"all": True, "any": False, "_is_all_true": True, "_is_any_true": False}
 """Operations that ask whether all are true, or any; and which answer calm samples give."""
 SKIPPED = (
@@ -83,7 +95,10 @@ class Read:
     def __str__(self) -> str:
         how = {"_local_scalar_dense": "a number read"}.get(self.name, self.name.strip("_"))
         where = f"{PurePath(self.site[0]).name}:{self.site[1]}"
-        return f"values of samples decide what happens next ({how}, {where}; torch.where decides sample by sample)"
+        advice = "torch.where decides sample by sample"
+        if "nested_tensor" in self.name:
+            advice = "give nn.TransformerEncoder enable_nested_tensor=False"
+        return f"values of samples decide what happens next ({how}, {where}; {advice})"
 
 
 class Reads:
@@ -153,7 +168,7 @@ class Reads:
         for tensor in made:
             self._mark(tensor)
         self.choices.operation(func, [args, kwargs], given, held, made)
-        if torch.Tag.data_dependent_output in func.tags:
+        if torch.Tag.data_dependent_output in func.tags or (name not in FORMAL and _tells(func)):
             return self._read(given[0], name, result)
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not _whole_indices(name, args)
         if dynamic or not all(
@@ -267,6 +282,11 @@ def memory_of(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
+
+
+def _tells(func: Any) -> bool:
+    """Whether an operation gives Python a number or a truth: PyTorch's tags do not name all of these."""
+    return any(str(each.type) in ("bool", "int", "float", "complex", "number") for each in func._schema.returns)
 
 
 def _whole_indices(name: str, args: Sequence[Any]) -> bool:

@@ -35,7 +35,7 @@ from torch.autograd.graph import get_gradient_edge
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Results, check_asides, check_said, check_told, numbers_kept, with_asides
 from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
-from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials
+from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials, missing_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
 from sordina.gradients._hooks import Recorder, Tap, refuse_reentrant
 from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
@@ -76,7 +76,7 @@ from sordina.gradients._rehearsal import (
 )
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients._turns import Site
-from sordina.gradients.checks import refuse_compiled
+from sordina.gradients.checks import Squeezed, refuse_compiled, unseen_words
 from sordina.gradients.one_by_one import (
     SamplePlacement,
     SamplePlacements,
@@ -152,12 +152,7 @@ class Study:
         if mixing is not None:
             raise mixing
         refuse_compiled(self.model)
-        raise Unsupported(
-            "the model cannot be run on a few samples, or on one alone "
-            f"({type(failure).__name__} on made-up rows), so it cannot be seen that samples stay apart. Arguments must "
-            "be tensors (in lists, tuples, dictionaries or dataclasses) with the samples along one dimension, and any "
-            "number of samples must be possible."
-        ) from failure
+        raise Unsupported(unseen_words(failure, list(tensors_in([value])), rows)) from failure
 
     def ways(self, value: tuple[Any, Any], dims: Dims) -> Iterator[tuple[Maker, bool, bool]]:
         """How to make rows, whether in double precision (not every model can, or is small), and whether from a range.
@@ -187,6 +182,8 @@ class Study:
                 if not found[0].alone:
                     sizes = crowd_sizes(self.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
                     why = brings_together(trial, found[0], [(size, make(size)) for size in sizes or [many]])
+                    for company in () if why else missing_trials(make(many), dims, self.generator):
+                        trial.check_trials(*company, found[0].outputs, optional=True)
                     return replace(found[0], alone=why), found[1]
             return found
 
@@ -266,6 +263,8 @@ class StructureTrial:
     value: tuple[Any, Any]
     snapshot: Snapshot
     chance: WithoutChance
+    squeezed: bool = False
+    """Whether results of one sample alone have fewer dimensions."""
 
     def run(self, many: int, larger: tuple[Any, Any], alike: Callable[[], Any]) -> tuple[Structure, bool]:
         """The structure, and whether every parameter's gradient has spoken; ``alike`` makes positive rows."""
@@ -392,8 +391,10 @@ class StructureTrial:
         for number, tensor in enumerate(few):
             place = grown(tensor.shape, many[number], self.rows, size)
             single = [each[number].shape for each in one]
+            self.squeezed |= place is not None and any(len(shape) < tensor.dim() for shape in single)
             if place is not None and any(
-                shape[place.dim] * self.rows != tensor.shape[place.dim]
+                len(shape) < tensor.dim()
+                or shape[place.dim] * self.rows != tensor.shape[place.dim]
                 or form_of(shape, place.dim, 1) != form_of(tensor.shape, place.dim, self.rows)
                 for shape in single
             ):
@@ -573,6 +574,8 @@ class StructureTrial:
             for tensor, weight, place in zip(outputs, spread, structure.outputs, strict=True)
             if place is not None and tensor.requires_grad
         ]
+        if not chosen and self.squeezed:
+            raise Squeezed
         if not chosen:
             raise Mixing("samples mix: no result of the model that can be trained has one row, or several, per sample.")
         losses = torch.stack(chosen).sum(0)
@@ -589,6 +592,8 @@ class StructureTrial:
                 losses, taps, structure.taps, passed, study.parameters, names_of(study.parameters), self.rows, 1
             )
             with full_precision(losses.device.type):  # as in a step
-                return passed, truth.differing(terms), truth.spoke
+                recurrent = [f"{name}." for name, each in study.model.named_modules() if isinstance(each, nn.RNNBase)]
+                tapped = {tap.key[0] for tap in taps if tap.build and tap.key[0].startswith(tuple(recurrent))}
+                return passed, truth.differing(terms), truth.spoke(terms, tapped)
         except Exception:
             return nothing, "a rule does not fit how its layer is called", True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -113,8 +115,12 @@ def _mapping(value: Any, items: dict[Any, Any]) -> Any:
     return twin
 
 
-def described(value: Any) -> Any:
+def described(value: Any, number: Callable[[float], Any] = lambda number: number) -> Any:
     """What ``value`` is apart from its tensors: equal for two values that differ in tensors only.
+
+    Args:
+        value: Anything.
+        number: What a number with a fraction is told by.
 
     >>> import torch
     >>> described((torch.ones(2), True)) == described((torch.zeros(5), True)) != described((torch.ones(2), False))
@@ -123,14 +129,32 @@ def described(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Tensor
     if isinstance(value, (list, tuple)):
-        return (type(value), *map(described, value))
+        return (type(value), *(described(each, number) for each in value))
     if isinstance(value, Mapping):
-        return (type(value), *((key, described(each)) for key, each in value.items()))
+        return (type(value), *((key, described(each, number)) for key, each in value.items()))
     if is_dataclass(value) and not isinstance(value, type):
-        return (type(value), *(described(getattr(value, each.name)) for each in fields(value)))
-    if isinstance(value, (str, int, float, bool, type(None))):
+        return (type(value), *(described(getattr(value, each.name), number) for each in fields(value)))
+    if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
+        return (type(value), described(plain, number))
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, (str, int, bool, type(None))):
         return value
     return type(value)
+
+
+def between_round(number: float) -> Any:
+    """The same for two numbers if no round one, such as 0, 1, 0.3 or 20, lies between them or is one of them.
+
+    A temperature may change in every step. What begins at some number mostly begins at a round one.
+
+    >>> between_round(0.31) == between_round(0.39) != between_round(0.3), between_round(0.0) == between_round(0.01)
+    (True, False)
+    """
+    if not math.isfinite(number):
+        return repr(number)
+    sign, digits, _ = (exact := Decimal(repr(float(number))).normalize()).as_tuple()
+    return (float, sign, digits[0], exact.adjusted(), len(digits) == 1)
 
 
 # Following tensors through a forward pass: which hold samples, and which are functions of parameters alone.

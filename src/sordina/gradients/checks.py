@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -129,6 +129,37 @@ def refuse_compiled(model: nn.Module) -> None:
             "the model was compiled (torch.compile), and what it does cannot be followed on made-up rows: give the "
             "model itself, and compile it after training."
         )
+
+
+class Squeezed(Exception):
+    """What a model says of one sample alone has no dimension of samples."""
+
+
+def unseen_words(failure: Exception | None, tensors: Sequence[Tensor], rows: int) -> str:
+    """Why nobody can see that samples stay apart.
+
+    Args:
+        failure: What a model raised on made-up rows; None if it never ran.
+        tensors: Those of its arguments.
+        rows: How many samples were expected.
+    """
+    if isinstance(failure, Squeezed):
+        return (
+            "what the model says of one sample alone has no dimension of samples: squeeze() removes that too where "
+            "there is one sample. Name the dimension: squeeze(-1)."
+        )
+    sizes = [str(len(each)) for each in tensors if each.dim()]
+    if failure is None and sizes:
+        return (
+            f"the model is called on {sizes[0]} rows, {rows} samples were expected: call it on all samples of a batch "
+            "at once, each in one row; where samples are needed twice call it twice, not on torch.cat([x, x])."
+        )
+    what = "no argument is a tensor" if failure is None else f"{type(failure).__name__} on made-up rows"
+    return (
+        f"the model cannot be run on a few samples, or on one alone ({what}), so it cannot be seen that samples stay "
+        "apart. Arguments must be tensors (in lists, tuples, dictionaries or dataclasses) with the samples along one "
+        "dimension, and any number of samples must be possible."
+    )
 
 
 TESTS: tuple[Callable[[nn.Module], tuple[str, str] | None], ...] = (

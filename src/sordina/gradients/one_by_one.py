@@ -344,10 +344,26 @@ class Truth:
             else:
                 self.sums[name] = flat * float(self.weights[row])
 
-    @property
-    def spoke(self) -> bool:
-        """Whether the gradient of every parameter that was used is finite, and not zero for all samples."""
-        return all(bool(self.norms[name].any()) and bool(self.norms[name].isfinite().all()) for name in self.met)
+    def spoke(self, terms: Mapping[str, Term], taps: Collection[str]) -> bool:
+        """Whether the gradient of every parameter that was used is finite, and not zero for all samples.
+
+        But for recurrent weights, which get exactly nothing where only the first step of a direction is used. They
+        have one tap (among ``taps``, those of recurrent layers) and one rule with the weights of the direction's
+        inputs: where these speak, it is seen whose rows are whose in all that the recurrent ones would be told from.
+        """
+
+        def speaks(name: str) -> bool:
+            norms = self.norms[name]
+            return bool(norms.any()) and bool(norms.isfinite().all())
+
+        def vouched(name: str) -> bool:
+            module, recurrent, direction = name.rpartition("weight_hh_")
+            inputs = f"{module}weight_ih_{direction}"
+            tapped = bool(recurrent) and f"{module}{direction}" in taps and {name, inputs} <= terms.keys()
+            silent = tapped and not self.norms[name].any() and not measure(terms[name]).squares.any()
+            return bool(silent) and speaks(inputs)
+
+        return all(speaks(name) or vouched(name) for name in self.met)
 
     def differing(self, terms: Mapping[str, Term]) -> str:
         """The first parameter of which ``terms`` say something else."""

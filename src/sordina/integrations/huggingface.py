@@ -275,7 +275,7 @@ class PrivateTrainer(transformers.Trainer):
         check_saved(model)
         self._widths = WidthCheck(model, self._losses, self.data_collator, device, limits.length)
         if math.isfinite(self.budget.epsilon):
-            self._widths.rehearse(items[0], limits)
+            self._widths.rehearse(items, limits)
         texts = as_rows(items, collator)  # together whatever their lengths: WidthCheck looks whether that matters
         if math.isfinite(self.budget.epsilon):
             texts.check_apart(self.users)

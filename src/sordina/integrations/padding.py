@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordina.errors import Unsupported
+from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._chance import WithoutChance
 from sordina.gradients._rehearsal import aside, moved
 from sordina.gradients.one_by_one import TOLERANCE
 from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Mixing
-from sordina.integrations.text_batches import SHORTEST, Item, TextLimits, _collated, _flat, _made_up
+from sordina.integrations.text_batches import SHORTEST, Item, TextItems, TextLimits, _collated, _flat, _made_up
 from sordina.integrations.text_losses import to_device
 
 log = logging.getLogger("sordina")
@@ -38,6 +38,12 @@ _WHY = (
     "samples mix: a longer text in the batch changes the losses of the others, because they are padded to its length. "
     "Pad on the right, or pad all to one public length, for instance by DataCollatorWithPadding(tokenizer, "
     'padding="max_length", max_length={length}).'
+)
+
+_MASKED = (
+    "item {index} begins with masked tokens (attention_mask): this model's loss of such a text depends on the longest "
+    "text in its batch. Leave the masked tokens out, load the model with attn_implementation='sdpa', or pad all to one "
+    "public length. Nothing was spent."
 )
 
 
@@ -123,13 +129,32 @@ class WidthCheck:
         self.length = max(SHORTEST, (length or WIDTHS[-1]) - virtual_tokens(model))
         self.schedule = RemovalSchedule()
 
-    def rehearse(self, like: Item, limits: TextLimits) -> None:
+    def rehearse(self, items: TextItems, limits: TextLimits) -> None:
         """Refuse a model or a collator by which the width matters, before anything is spent.
 
         Args:
-            like: An item, for its form.
+            items: The first is taken for its form. Where the width matters for texts that begin with masked tokens
+                only, all of them are looked through, and none may from then on.
             limits: What tokens may occur.
         """
+        like = items[0]
+        if self._matters(like, limits):
+            raise Unsupported(f"{_WHY.format(length=self.length)} Nothing was spent.")
+        if "attention_mask" in like and self._matters(like, limits, masked=True):
+            check = items.check_item
+
+            def checked(index: int, item: Item) -> None:
+                if check is not None:
+                    check(index, item)
+                if not _flat(item.get("attention_mask"))[:1].all():
+                    raise InvalidInput(_MASKED.format(index=index))
+
+            items.check_item = checked
+            for index in range(len(items)):
+                items[index]
+
+    def _matters(self, like: Item, limits: TextLimits, masked: bool = False) -> bool:
+        """Whether the width matters on made-up texts, whose first token may be ``masked``."""
         rng = random.Random(1)
         given, failed = len(_flat(like.get("input_ids"))) or SHORTEST, 0
         widths = sorted({min(each, self.length) for each in WIDTHS})
@@ -139,6 +164,8 @@ class WidthCheck:
                 {name: _made_up(name, value, given, length, limits, rng) for name, value in like.items()}
                 for length in lengths
             ]
+            for item in items if masked else ():
+                item["attention_mask"][0] = 0
             try:
                 pair = self._pair(items)
             except Exception:  # a collator that does not pad: such batches do not come about
@@ -149,12 +176,13 @@ class WidthCheck:
                 failed += 1
                 continue
             if differs:
-                raise Unsupported(f"{_WHY.format(length=self.length)} Nothing was spent.")
-        if failed == len(widths):
+                return True
+        if failed == len(widths) and not masked:
             raise Unsupported(
                 "whether the length of one text changes the losses of others could not be tried on made-up texts: the "
                 "model does not take them. Pad all texts to one public length. Nothing was spent."
             )
+        return False
 
     def look(self, items: list[Item]) -> None:
         """At random times, refuse a batch whose shorter texts have other losses without the longest.
@@ -195,11 +223,14 @@ class WidthCheck:
                     WithoutChance(generator),
                     moved(self.model, generator, double=double),
                 ):
-                    one, two = (torch.nan_to_num(self.losses(each)) for each in (wide, cut))
+                    one, two = (self.losses(each) for each in (wide, cut))
             except Exception:
                 if not double:
                     raise
                 continue
+            if double and not bool(one.isfinite().all() and two.isfinite().all()):
+                continue  # masks of the smallest number in single precision may be too small in double
+            one, two = one.nan_to_num(), two.nan_to_num()
             kind = next(self.model.parameters()).dtype
             tolerance = _DOUBLE if double else TOLERANCE.get(kind, 0.1)
             return bool(((one - two).abs() > tolerance * (1 + one.abs())).any())

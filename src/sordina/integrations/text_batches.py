@@ -169,6 +169,8 @@ class TextLimits:
         for name in _PER_TOKEN:
             if name in fields and fields[name].shape[-1:] != tokens.shape:
                 raise InvalidInput(f"item {index} has not as many numbers in {name} as tokens in input_ids.")
+        if "attention_mask" in fields and not fields["attention_mask"].any():
+            raise InvalidInput(f"item {index} is no text: its attention_mask is zero everywhere. Leave it out.")
 
     def _form(self, fields: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Types and numbers of dimensions; of labels of a text the shape."""

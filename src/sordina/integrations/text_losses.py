@@ -6,6 +6,7 @@ others. Here the loss of a text is the mean over *its* tokens, or their sum over
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,14 +118,21 @@ def losses_of_batch(model: nn.Module, batch: dict[str, Any], loss: Any) -> Tenso
         inputs["decoder_input_ids"] = base.prepare_decoder_input_ids_from_labels(labels=labels)
     outputs = model(**inputs)
     if not isinstance(loss, TextLoss):
-        found: Tensor = loss(outputs, batch)
-        return found
+        return _of_texts(loss(outputs, batch), batch)
     if labels is None:
         raise InvalidInput(
             "the batches have no labels: give items with 'labels', or a collator that adds them, such as "
             "DataCollatorForLanguageModeling."
         )
-    return loss(outputs, labels)
+    return _of_texts(loss(outputs, labels), batch)
+
+
+def _of_texts(losses: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """The losses, zero where every token is masked: attention over nothing may be over all, also over the padding."""
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or losses.shape != mask.shape[:1]:
+        return losses
+    return torch.where(mask.ne(0).any(1), losses, 0.0)
 
 
 def first_losses(model: nn.Module, batch: dict[str, Any], loss: Any) -> Tensor:
