@@ -14,6 +14,7 @@ NETWORKS = [
     ("mnist-cnn", {"activation": "tanh"}, 551_322, IMAGE, (10,)),
     ("small-cnn", {}, 26_010, IMAGE, (10,)),
     ("small-cnn-ws", {}, 26_106, IMAGE, (10,)),
+    ("group-norm-cnn", {"centred": True}, 19_338, IMAGE, (10,)),
     ("autoencoder", {}, 48_705, IMAGE, IMAGE),
     ("femnist-cnn", {}, 1_206_590, IMAGE, (62,)),
     ("digits-cnn", {}, 6_090, SMALL_IMAGE, (10,)),

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from sordina.clipping import Decay
 from sordina.clipping.policy import ReleasedNorm
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, DistanceRate, LearningRateRule, SteadyRate
-from sordina.training.learning_rates import Start
+from sordina.training.learning_rates import Start, turning_length
 
 UP, DOWN = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
 
@@ -223,6 +224,38 @@ def test_with_a_typical_norm_the_first_step_is_bounded_however_little_noise_ther
         assert first_rate(noise) * 2.0**2 == pytest.approx(AutomaticRate().reach, rel=1e-3)
     assert first_rate(0.5) * 2.0 * 0.5 * 10 == pytest.approx(AutomaticRate().walk)
     assert first_rate(1e-9, matrices=1) == pytest.approx(2 * first_rate(1e-9))
+
+
+def test_a_network_with_group_norms_may_turn_its_matrices():
+    """Its first gradients are the longer the smaller its weights are: three convolutions learnt 80 % of hard digits
+    in steps of `reach`, and 88 % in steps that turn them."""
+    rule = AutomaticRate()
+    gradient = torch.full((400,), 1.0)  # of norm 20
+    lengths = [
+        rule.learning_rate(state, 0.1) / state.trust * 20
+        for turning in (0.0, 1e-3, 0.5)
+        for state in [
+            rule.adapt(rule.init(Start(100, 0.1, 400, 1.0, 4, 1.0, turning)), gradient, 1e-6, ReleasedNorm(20.0, True))
+        ]
+    ]
+    assert lengths == pytest.approx([rule.reach / 20, rule.reach / 20, 1.2 * 0.5], rel=1e-3)
+
+
+def test_a_linear_model_behind_group_norms_has_nothing_to_turn():
+    assert AutomaticRate().init(Start(100, 0.1, 400, 1.0, matrices=1, turning=0.5)).turning == 0
+
+
+def test_what_turns_the_matrices_of_a_network():
+    """The root of the sum of squared spectral norms over the number of matrices, for random weights."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(8, 64, 3), nn.GroupNorm(4, 64), nn.ReLU(), nn.Flatten(), nn.Linear(64, 128)]
+    spectral = [float(torch.linalg.matrix_norm(each.weight.detach().flatten(1), 2)) for each in (body[0], body[4])]
+    assert turning_length(nn.Sequential(*body)) == pytest.approx(math.hypot(*spectral) / 2, rel=0.05)
+    assert turning_length(nn.Sequential(*body[:1], *body[2:])) == 0
+    body[0].requires_grad_(False)
+    assert turning_length(nn.Sequential(*body)) == pytest.approx(spectral[1], rel=0.05)
+    body[4].requires_grad_(False)
+    assert turning_length(nn.Sequential(*body)) == 0
 
 
 def test_few_steps_of_a_linear_model_are_short():

@@ -58,6 +58,16 @@ def test_fashion_mnist_has_classes_by_name(made_up):
     assert recipe.build(recipe.load())(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
+def test_what_a_recipe_of_classes_left_out_stays_what_it_was(made_up):
+    """A folder written before group-norm-cnn was there holds the weights of small-cnn; later ones name their model."""
+    recipe = TrainingRecipe("fashion-mnist", task="classes", seed=0)
+    data = recipe.load()
+    assert TrainingRecipe.from_dict(asdict(recipe)).model == "small-cnn"
+    planned = recipe.planned(data)
+    assert (planned.model, planned.centred) == ("group-norm-cnn", True)
+    assert TrainingRecipe.from_dict(asdict(planned)) == planned
+
+
 def test_the_plan_of_the_small_network_centres_images_and_takes_two_views(made_up):
     recipe = TrainingRecipe("mnist", "small-cnn", seed=0)
     data = recipe.load()

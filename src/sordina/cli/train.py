@@ -93,7 +93,9 @@ class TrainingOptions:
     ] = None
     centred: Annotated[
         bool,
-        typer.Option("--centred", help="For small-cnn: pixels from -1 to 1 (so by itself if no schedule is stated)."),
+        typer.Option(
+            "--centred", help="For small-cnn, group-norm-cnn: pixels from -1 to 1 (so by itself without a schedule)."
+        ),
     ] = False
     noise: Annotated[
         str | None,

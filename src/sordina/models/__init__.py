@@ -26,6 +26,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": networks.mnist_cnn,
     "small-cnn": networks.small_cnn,
     "small-cnn-ws": networks.small_cnn_ws,
+    "group-norm-cnn": networks.group_norm_cnn,
     "autoencoder": networks.autoencoder,
     "femnist-cnn": networks.femnist_cnn,
     "digits-cnn": networks.digits_cnn,

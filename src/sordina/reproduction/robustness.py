@@ -49,7 +49,12 @@ class Source:
     classes: int
 
     def model(self, kind: str, seed: int) -> nn.Module:
-        """A linear model, a network of one hidden layer or a small convolutional one, its weights drawn from a seed."""
+        """A linear model, a network of one hidden layer or a small convolutional one, its weights drawn from a seed.
+
+        Args:
+            kind: linear, mlp, cnn or cnn-group-norm.
+            seed: Of the first weights.
+        """
         shape, outputs = self.train[0].shape[1:], max(1, self.classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -66,6 +71,13 @@ class Source:
                 return nn.Sequential(
                     first, nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * places, 32), nn.Tanh(),
                     nn.Linear(32, outputs),
+                )  # fmt: skip
+            if kind == "cnn-group-norm" and len(shape) == 3:
+                places = (shape[1] // 2) * (shape[2] // 2)
+                return nn.Sequential(
+                    nn.Conv2d(shape[0], 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(),
+                    nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
+                    nn.Flatten(), nn.Linear(16 * places, outputs),
                 )  # fmt: skip
         raise InvalidInput(f"no model of the matrix is called {kind!r} for rows of shape {tuple(shape)}.")
 
@@ -296,7 +308,9 @@ def robustness(job: Job) -> ExperimentFindings:
     values, curves, red = [], [], 0
     for name in given["sources"]:
         source = SOURCES[name]()
-        kinds = [kind for kind in given["models"] if kind != "cnn" or source.train[0].ndim == 4]
+        images, given_back = source.train[0].ndim == 4, source.train[1].ndim == 4
+        apt = {"cnn": images, "cnn-group-norm": images and not given_back}
+        kinds = [kind for kind in given["models"] if apt.get(kind, True)]
         for kind, batch_size, epochs in product(kinds, given["batch_sizes"], given["epochs"]):
             smaller: CellResult | None = None
             scores = []

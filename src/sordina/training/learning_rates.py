@@ -38,6 +38,8 @@ class Start:
     """How many weight matrices are trained; a model with one is linear in its weights, however it is written."""
     adds_up: float = 1.0
     """The noise of all steps together over what independent noise of a step's size would add up to."""
+    turning: float = 0.0
+    """Of a network with group norms, how long a step is that turns all of its matrices around (`turning_length`)."""
 
 
 def fall(step: int, steps: int) -> float:
@@ -156,6 +158,23 @@ def typical_size(model: nn.Module) -> float:
     return math.sqrt(sum(float(matrix.double().square().mean()) for matrix in matrices) / max(1, len(matrices)))
 
 
+@torch.no_grad()
+def turning_length(model: nn.Module) -> float:
+    """How long a step must be to turn all trained matrices around; 0 for a network without group norms.
+
+    Weights before a group norm may be multiplied by any number and the outputs stay: only their direction counts. L
+    matrices that a step turns by an angle ``a`` each, ``|step|^2 = a^2 sum_l |W_l|^2`` in spectral norms, move an
+    output by about ``L a`` of its size; so one is ``|step| = sqrt(sum_l |W_l|^2) / L``. For first weights, which are
+    random, the spectral norm of an m x n matrix is its root mean square times ``sqrt(m) + sqrt(n)``.
+    """
+    norms = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    if not any(isinstance(module, norms) for module in model.modules()):
+        return 0.0
+    matrices = [each.flatten(1) for each in model.parameters() if each.requires_grad and each.dim() > 1]
+    spectral = [float(one.double().square().mean()) * sum(math.sqrt(n) for n in one.shape) ** 2 for one in matrices]
+    return math.sqrt(sum(spectral)) / max(1, len(spectral))
+
+
 # How far the weights got over how hard they were pulled: a learning rate that finds itself.
 #
 # DoG (Ivgi, Hinder and Carmon 2023, eq. 1): ``rho_t = max_{i<=t} |theta_i - theta_0| / sqrt(sum_{i<=t} |g_i|^2)``. Both
@@ -220,7 +239,9 @@ class DistanceRate:
 # - the noise of all T steps, at the rate rho, moves an output by ``c rho noise sqrt(T)``: at most `walk`;
 # - the signal of one step, g, moves it by at most ``c rho |g|``: `reach` at first, and as gradients shrink from their
 #   largest by the root of that, ``reach sqrt(|g| / largest |g|)``. So steps are bounded however little noise there is,
-#   and a larger budget does no harm.
+#   and a larger budget does no harm. In a network with group norms c is the larger the smaller the weights are, and
+#   tells how an output moves with the first bit of a turn only: there steps may be longer, up to what turns all
+#   matrices (`turning_length`, `_TURNED`).
 #
 # The rate is the smaller of both; from the middle of the run on it falls to zero. |g|^2 is the released |g + noise|^2
 # less the noise's share of it, in the mean of the last `_MEMORY` steps; what the noise hides counts as signal, which
@@ -261,6 +282,9 @@ _SHORT, _DOUBLING, _LEAST_TRUST, _MOST_TRUST = 32, 16, 1 / 32, 2.0**20
 """Trust begins at one half for every ``_DOUBLING`` steps of a run, at least at ``_LEAST_TRUST``."""
 _AGREE, _GROWN, _BACK = 0.25, 1.5, 0.9
 """Gradients agree if the next one goes at least so far along the last, and not much further: there the loss is bent."""
+_TURNED, _BACK_TURNED = 1.2, 1.2
+"""In a network with group norms a step may be this part of what turns all matrices around, and gradients may turn back
+by so much: matrices that swing to and fro grow, which makes the next turn smaller."""
 _SURE = 3.0
 _AGAIN, _SLOWLY = 1.5, 1.2
 """So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them."""
@@ -274,7 +298,8 @@ _RELATIVE = 0.1
 class AutomaticState(DistanceState):
     """And the signal's mean square in units of the noise, the largest signal, and how many steps there were.
 
-    Then what the rate is multiplied by, whether gradients ever turned back, and the last one in units of its noise.
+    Then what the rate is multiplied by, whether gradients ever turned back, the last one in units of its noise, and how
+    long a step is that turns all matrices (0 where that is no measure).
     """
 
     recent: float = 0.0
@@ -286,6 +311,7 @@ class AutomaticState(DistanceState):
     turned: bool = False
     last: Tensor | None = None
     last_noise: float = 1.0
+    turning: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -312,7 +338,8 @@ class AutomaticRate(DistanceRate):
         size, trust = start.size or _USUAL_SIZE, 1.0
         if convex == 1 and _watched(start.steps, start.adds_up):
             trust = max(_LEAST_TRUST, 2.0 ** -(start.steps // _DOUBLING))
-        return AutomaticState(start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust)
+        turning = start.turning if convex == 1 else 0.0
+        return AutomaticState(start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust, turning=turning)
 
     def adapt(
         self, state: DistanceState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
@@ -339,7 +366,7 @@ class AutomaticRate(DistanceRate):
             walk = min(walk, _SWAMPED * state.first * min(1.0, max(_CALM, math.sqrt(_AMPLE / room))))
         strong = min(root / state.adds_up * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
         walk *= min(max(1.0, strong), _LONGER)
-        reach = state.convex * self.reach / typical.norm * math.sqrt(signal / largest)
+        reach = max(state.convex * self.reach / typical.norm, _TURNED * state.turning) * math.sqrt(signal / largest)
         if state.convex > 1:
             reach *= min(1.0, state.steps / _FEW)
         state = replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest)
@@ -381,7 +408,7 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
         doubt = _CERTAIN * math.sqrt(now + before + len(part))
         along = before * state.last_noise / noise
         agree = both > doubt and _AGREE * along < both < _GROWN * along
-        if both < -max(doubt, _BACK * along):
+        if both < -max(doubt, (_BACK_TURNED if state.turning else _BACK) * along):
             trust, turned = (max(1.0, trust / 2) if state.convex > 1 else trust / 2), True
         elif trust < 1 and agree:
             trust = min(1.0, trust * (_AGAIN if turned else 2.0))

@@ -36,7 +36,7 @@ from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.components import components_of, find_components
 from sordina.training.last_steps import LastSteps
-from sordina.training.learning_rates import AutomaticRate, Rate, Start, typical_size
+from sordina.training.learning_rates import AutomaticRate, Rate, Start, turning_length, typical_size
 from sordina.training.optimizers import known, refuse_listeners
 from sordina.training.run import Earlier, HeldWeights, Run, UntrainedState, raw_statistics, weights_digest
 from sordina.training.secret_chance import SecretChance
@@ -149,7 +149,10 @@ class Private:
         self.last_steps = LastSteps(plan.steps)
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         matrices = sum(one.dim() > 1 for members in self._parameters for one in members)
-        start = Start(plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices, plan.adds_up)
+        start = Start(
+            plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices, plan.adds_up,
+            turning_length(model),
+        )  # fmt: skip
         self.rate_state = learning_rate.init(start) if learning_rate else None
         trained = [one for members in self._parameters for one in members]
         self.average = None if averaging is None else WeightAverage(averaging, trained, plan.steps)

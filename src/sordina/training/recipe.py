@@ -55,7 +55,10 @@ _GREY = ("mnist", "fashion-mnist")
 _VIEWS = {"digits": ImageShift(1), "mnist": ImageShift(1), "fashion-mnist": ImageShift(1, flip=True)}
 """How images are varied: digits are no longer the same in a mirror."""
 _COMPONENTS = "pca-mlp"
-_SMALL_CNN, _PLANNED_VIEWS = "small-cnn", 2
+_GROUP_NORM_CNN = "group-norm-cnn"
+_FORMER_CLASSIFIER = "small-cnn"
+"""What classified fashion-mnist before recipes named their model."""
+_PLANNED_VIEWS = {"small-cnn": 2, _GROUP_NORM_CNN: 1}
 """Whose plan has centred images and so many views, chosen on held-out rows of MNIST's *training* part."""
 _LOSSES: dict[Task, Loss] = {
     Task.CLASSIFICATION: nn.functional.cross_entropy,
@@ -105,7 +108,7 @@ class TrainingRecipe:
     decay: float | None = None
     """The lambda of lambda-cgd."""
     centred: bool = False
-    """For small-cnn: pixels from -1 to 1. Part of the plan where the schedule is left out."""
+    """For small-cnn and group-norm-cnn: pixels from -1 to 1. Part of the plan where the schedule is left out."""
     components_noise: float | None = None
     """For pca-mlp: the noise multiplier of its components; left out, a tenth of the budget pays (searches need it)."""
 
@@ -129,8 +132,8 @@ class TrainingRecipe:
         planned_noise(self.noise, Budget(math.inf, 1e-5), 1, 1, 1.0, bands=self.bands, decay=self.decay)
         if self.optimizer is not None:
             optimizer_named(self.optimizer)
-        if self.centred and self._named_model != _SMALL_CNN:
-            raise InvalidInput(f"centred images go with the model {_SMALL_CNN}.")
+        if self.centred and self._named_model not in _PLANNED_VIEWS:
+            raise InvalidInput(f"centred images go with the models {' and '.join(_PLANNED_VIEWS)}.")
         views = 1 if self.views is None else self.views
         if views < 1 or (views > 1 and (self.dataset not in _VIEWS or self.features is not None)):
             raise InvalidInput(f"views are at least 1, and more than one of images only: {', '.join(_VIEWS)}.")
@@ -159,7 +162,8 @@ class TrainingRecipe:
         Args:
             facts: Plain data.
         """
-        return cls(**current_fields(cls, facts))
+        recipe = cls(**current_fields(cls, facts))
+        return replace(recipe, model=_FORMER_CLASSIFIER) if recipe._unnamed_classifier else recipe
 
     def refuse_early(self, ledger: Ledger, dataset_budget: str) -> None:
         """Ask the ledger before the data are read, where their size is known."""
@@ -235,7 +239,11 @@ class TrainingRecipe:
         """None stands for the data set's own."""
         if self.model is None and self.features is not None:
             return "logistic"
-        return _SMALL_CNN if self.model is None and self.task == "classes" else self.model
+        return _GROUP_NORM_CNN if self._unnamed_classifier else self.model
+
+    @property
+    def _unnamed_classifier(self) -> bool:
+        return self.model is None and self.features is None and self.task == "classes"
 
     def trainer(self, data: Data, **rest: Any) -> Trainer:
         """A trainer for ``data``; ``rest`` goes to `Trainer`."""
@@ -306,6 +314,8 @@ class TrainingRecipe:
         Args:
             data: What is trained on; its size counts, and the size of the model.
         """
+        if self._unnamed_classifier:
+            return replace(self, model=_GROUP_NORM_CNN).planned(data)
         if self.batch_size is not None and self.epochs is not None:
             return self
         if self.features == SCATTERING:
@@ -316,9 +326,10 @@ class TrainingRecipe:
             Budget(self.epsilon, self.delta), len(data.train), weights, batch_size=self.batch_size, epochs=self.epochs
         )
         made = replace(self, batch_size=size, epochs=epochs)
-        if self._named_model != _SMALL_CNN or self.dataset not in _GREY or (self.batch_size or self.epochs) is not None:
+        views = _PLANNED_VIEWS.get(self._named_model or "")
+        if views is None or self.dataset not in _GREY or (self.batch_size or self.epochs) is not None:
             return made
-        return replace(made, views=self.views or _PLANNED_VIEWS, centred=True)
+        return replace(made, views=self.views or views, centred=True)
 
 
 @functools.cache
