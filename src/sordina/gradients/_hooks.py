@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _OWN_CLASS = "_sordina_own_class"
 _OWNER = "_sordina_owner"
 _OWN_FORWARD = "_sordina_own_forward"
+WRAPPING = (_OWN_FORWARD, _OWN_CLASS, _OWNER, "forward")
+"""Under these names the class of a module that is wrapped has what is the engine's, and first the module's forward pass
+if that was an attribute."""
 
 
 def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Callable[..., Any] | None = None) -> None:

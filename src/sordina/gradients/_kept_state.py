@@ -330,7 +330,7 @@ def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
         if deep and id(value) not in seen and (own := attributes_of(value)):
             inside = seen | {id(value)}
             return [_plain(value, inside, 0), {name: _plain(each, inside, deep - 1) for name, each in own.items()}]
-        with suppress(Exception):  # a sparse one, or one that is not there yet
+        with suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # a sparse one, or one that is not there yet
             return value.detach().clone() if value.numel() <= _HUGE else (value.shape, digest(value.detach()))
         return kind
     if isinstance(value, np.ndarray):

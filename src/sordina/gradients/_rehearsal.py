@@ -547,7 +547,7 @@ def aside(model: nn.Module, anew: bool = False) -> Iterator[Snapshot]:
     rates = [(module, module.dropout) for module in model.modules() if isinstance(module, nn.RNNBase)]
     for module, _ in rates:
         module.dropout = 0.0
-    snapshot = Snapshot(model)
+    snapshot, objects = Snapshot(model), KeptState(model, 0)
     chance = snapshot.generators.kept()
     if anew:
         snapshot.renew_chance()
@@ -555,6 +555,7 @@ def aside(model: nn.Module, anew: bool = False) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.restore()
+        objects.restore()  # also what is inside of them: a count
         for put_back in chance:
             put_back()
         torch.clear_autocast_cache()  # weights that were cast without gradients would have none

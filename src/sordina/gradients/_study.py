@@ -265,6 +265,7 @@ class StructureTrial:
     chance: WithoutChance
     squeezed: bool = False
     """Whether results of one sample alone have fewer dimensions."""
+    telling: set[str] = field(default_factory=set)  # names of what holds values of Python's that depend on samples
 
     def run(self, many: int, larger: tuple[Any, Any], alike: Callable[[], Any]) -> tuple[Structure, bool]:
         """The structure, and whether every parameter's gradient has spoken; ``alike`` makes positive rows."""
@@ -342,7 +343,7 @@ class StructureTrial:
             return tensors
 
         def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-            check_asides(one, two)
+            self.telling |= check_asides(one, two)
             pairs = zip(one, two, places, strict=False)
             return len(one) == len(two) and all(close(a, b, place.dim if place else None) for a, b, place in pairs)
 
