@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import Enum
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,21 @@ from sordina.gradients._kept_state import KeptState
 STORE: dict[str, Any] = {}
 
 
+TWO = (torch.tensor(50.0), torch.tensor(1e4))
+
+
+class Size(Enum):
+    SMALL, LARGE = 50, 10_000
+
+
 class Slotted:
     __slots__ = ("scale",)
 
     def __init__(self, scale: Any) -> None:
         self.scale = scale
+
+
+BOXES = (Slotted(50), Slotted(10_000))
 
 
 def constant(scale: Any) -> Callable[[], Any]:
@@ -86,6 +97,18 @@ LEFT: dict[str, tuple[Leave, Read]] = {
     "array": (lambda m, s: setattr(m, "info", s.numpy()), lambda m: float(m.info)),
     "array in an object": (lambda m, s: setattr(m.box, "scale", s.numpy()), lambda m: float(m.box.scale)),
     "truth in an object": (lambda m, s: setattr(m.box, "scale", bool(s > 50)), lambda m: 100 if m.box.scale else 50),
+    "parameter in an object": (
+        lambda m, s: setattr(m.box, "scale", nn.Parameter(s, requires_grad=False)),
+        lambda m: m.box.scale,
+    ),
+    "gradient": (
+        lambda m, s: setattr(m.net[0].bias, "grad", s.to(m.net[0].bias) * torch.ones_like(m.net[0].bias)),
+        lambda m: m.net[0].bias.grad.sum() / 16,
+    ),
+    "constant": (lambda m, s: setattr(m.box, "kind", Size.LARGE if s > 50 else Size.SMALL), lambda m: m.box.kind.value),
+    "one of two tensors": (lambda m, s: setattr(m, "info", TWO[bool(s > 50)]), lambda m: m.info),
+    "copy of one of two": (lambda m, s: setattr(m, "info", TWO[bool(s > 50)].clone()), lambda m: m.info),
+    "one of two objects": (lambda m, s: setattr(m.box, "info", BOXES[bool(s > 50)]), lambda m: m.box.info.scale),
     "how many there are": (lambda m, s: setattr(m, "many", m.rows), lambda m: 50 + m.many),
     "how many, in an object": (lambda m, s: setattr(m.box, "many", m.rows), lambda m: 50 + m.box.many),
 }

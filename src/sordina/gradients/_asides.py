@@ -11,9 +11,10 @@ from __future__ import annotations
 import enum
 import itertools
 import operator
+from array import array
 from collections import UserDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, partial
 from types import MemberDescriptorType
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sordina.errors import Unsupported
-from sordina.gradients._kept_state import KeptState, _installed, all_differing
+from sordina.gradients._kept_state import Itself, KeptState, _installed, all_differing, digest
 from sordina.gradients._owners import Owners
-from sordina.gradients._reach import is_simple, places
+from sordina.gradients._reach import is_simple, nowhere, places
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import part
 from sordina.gradients._tracing import changed, described, sequence_like, tensors_in
@@ -264,9 +266,10 @@ def _with_numbers(trial: StructureTrial, structure: Structure, larger: tuple[Any
 
 
 def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a model leads to, but for parameters, by name (`places`)."""
+    """The tensors that a model leads to, but for its parameters, by name (`places`)."""
+    own = set(map(id, model.parameters()))
     for place in places(model):
-        if isinstance(place.value, Tensor) and not isinstance(place.value, nn.Parameter):
+        if isinstance(place.value, Tensor) and id(place.value) not in own:
             yield place.name, place.value
 
 
@@ -285,6 +288,7 @@ def withhold_attributes(model: nn.Module, holding: Collection[str], telling: Col
     _containers(value, given)
     for place in list(places(model, (*holding, *telling), given)):
         tells = place.name in telling and not isinstance(place.value, CONTAINERS)
+        tells |= f"{place.name}{WHICH}" in telling and not is_simple(place.value)
         if tells or (place.name in holding and isinstance(place.value, (Tensor, *RAW))):
             place.put(_hidden(place.whole, place.name, tells))
 
@@ -348,7 +352,7 @@ def said(value: Any) -> Any:
         return (type(value), *(said(getattr(value, each.name)) for each in fields(value)))
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, (set, frozenset, complex, bytes, bytearray, *CONSTANTS)):
+    if isinstance(value, (set, frozenset, complex, bytes, bytearray, array, *CONSTANTS)):
         return type(value), repr(value)
     if not isinstance(value, (Tensor, nn.Module, type)) and not _installed(type(value).__module__):
         return (type(value), said(getattr(value, "__dict__", {})))
@@ -361,7 +365,7 @@ class Results(list[Tensor]):
     def __init__(self, result: Any) -> None:
         super().__init__(tensors_in([result]))
         self.said = said(result)
-        self.kept = Kept({}, {})
+        self.kept = Kept({}, {}, {}, {})
         """Values of Python's that the model has in its attributes afterwards, if somebody looked."""
 
 
@@ -420,24 +424,46 @@ class Kept(NamedTuple):
     """Those that are attributes of modules."""
     within: dict[str, list[Any]]
     """By name what is inside of objects, containers, closures and so on."""
+    which: dict[str, list[Itself]]
+    """By name which objects and tensors they are: one of two that were there before tells something too."""
+    filled: dict[str, list[Any]]
+    """By name what is in tensors, but for parameters and buffers."""
 
     def differing(self, other: Kept) -> set[str]:
         """The names of values that are others there."""
-        return {*all_differing(self.direct, other.direct), *all_differing(self.within, other.within)}
+        own = zip(self[:3], other[:3], strict=True)
+        return {name for one, two in own for name in all_differing(one, two)}
 
 
 def numbers_kept(model: nn.Module) -> Kept:
     """The values of Python's that a model leads to."""
-    kept = Kept({}, {})
-    for name, value, _, _, direct in places(model):
-        if direct and isinstance(value, PLAIN):
+    kept = Kept({}, {}, {}, {})
+    for place in places(model):
+        name, value = place.name, place.value
+        if place.direct and isinstance(value, PLAIN):
             kept.direct[name] = value
         elif is_simple(value):
             kept.within.setdefault(name, []).append(value)
-        elif not isinstance(value, CONTAINERS):
-            told = said(value) if isinstance(value, (np.ndarray, bytearray)) else type(value).__name__
-            kept.within.setdefault(name, []).append(told)
+        else:
+            kept.which.setdefault(f"{name}{WHICH}", []).append(Itself(value))
+            if isinstance(value, Tensor) and place.put is not nowhere and value.numel() <= FEW_VALUES:
+                kept.filled.setdefault(name, []).append(said_of(value))
+            if not isinstance(value, CONTAINERS):
+                told = said(value) if isinstance(value, (np.ndarray, bytearray, array)) else type(value).__name__
+                kept.within.setdefault(name, []).append(told)
     return kept
+
+
+WHICH = ".(which)"
+FEW_VALUES = 1 << 16
+"""Larger tensors are not compared."""
+
+
+def said_of(tensor: Tensor) -> Any:
+    """What tells a tensor from others."""
+    with suppress(Exception), torch._C.DisableTorchFunction(), _disable_current_modes():
+        return tensor.shape, digest(tensor.detach())
+    return None
 
 
 def check_kept(one: Kept, two: Kept, volatile: Collection[str] = ()) -> set[str]:
@@ -454,4 +480,5 @@ def check_kept(one: Kept, two: Kept, volatile: Collection[str] = ()) -> set[str]
     for name in all_differing(one.direct, two.direct):
         if name not in volatile:
             raise Mixing(IN_ATTRIBUTE.format(name))
-    return set(all_differing(one.within, two.within)).difference(volatile)
+    pairs = zip(one[1:], two[1:], strict=True)
+    return {name for pair in pairs for name in all_differing(*pair)}.difference(volatile)

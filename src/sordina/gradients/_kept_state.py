@@ -143,14 +143,14 @@ def inside_generator(value: Any) -> list[Any] | None:
     return None
 
 
-class _Itself:
+class Itself:
     """Equal for one and the same object only: what is not a number is never told from the next."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+        return isinstance(other, Itself) and self.value is other.value
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -344,7 +344,7 @@ def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
         _gather(value, "", inner, seen, deep, frozen)
         return inner
     if deep and id(value) not in seen and (held := inside_generator(value)) is not None:
-        return _MOVING, [(_Itself(each), _plain(each, seen | {id(value)}, deep - 1, frozen)) for each in held]
+        return _MOVING, [(Itself(each), _plain(each, seen | {id(value)}, deep - 1, frozen)) for each in held]
     if not isinstance(value, (list, tuple, deque, set, frozenset, Mapping)) or not deep or id(value) in seen:
         return kind
     inside = seen | {id(value)}

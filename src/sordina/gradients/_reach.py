@@ -11,9 +11,14 @@ import gc
 import random
 import types
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,9 +40,22 @@ from sordina.gradients._kept_state import (
 
 MOST = 20_000
 """So many things are looked at; the nearest come first."""
-SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, torch.Size)
+SIMPLE = (
+    *(type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, torch.Size),
+    *(Enum, Decimal, Fraction, range, date, time, timedelta),
+)
 """Kinds that hold on to nothing."""
-_LEAVES = (*SIMPLE, bytearray, type, types.ModuleType, types.CodeType, types.FrameType, random.Random, torch.Generator)
+_LEAVES = (
+    *SIMPLE,
+    bytearray,
+    array,
+    type,
+    types.ModuleType,
+    types.CodeType,
+    types.FrameType,
+    random.Random,
+    torch.Generator,
+)
 _NEVER = {"sordina", "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "importlib"}
 """Packages of whose objects nothing is looked at: they lead to half of a program."""
 _PYTORCHS = frozenset(vars(nn.Module()))
@@ -81,6 +99,8 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
         if is_simple(value):
             continue
         if isinstance(value, Tensor):
+            if value.is_leaf and value.grad is not None:
+                todo.append(Place(f"{place.name}.grad", value.grad, partial(_put_gradient, value), value.grad))
             for key, each in attributes_of(value).items():
                 todo.append(Place(f"{place.name}.{key}", each, partial(vars(value).__setitem__, key), each))
         elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in _NEVER:
@@ -109,7 +129,7 @@ def _of_module(prefix: str, module: nn.Module, classes: set[type]) -> Iterator[P
         elif key not in _PYTORCHS:
             yield Place(dot + key, value, partial(own.__setitem__, key), value, True)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        yield Place(dot + name, tensor, _nothing, tensor)
+        yield Place(dot + name, tensor, nowhere, tensor)
     if (kind := type(module)) is not own_class(module):  # the engine's, with what a forward pass puts there
         for key, value in vars(kind).items():
             if not key.startswith("__") and key not in WRAPPING:
@@ -158,7 +178,7 @@ def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
     name, value = place.name, place.value
     if isinstance(value, nn.Module):
         yield from _of_module(name, value, classes)
-        yield from (Place(f"{name}.{key}", each, _nothing, each) for key, each in value._modules.items())
+        yield from (Place(f"{name}.{key}", each, nowhere, each) for key, each in value._modules.items())
         return
     found = list(_held(name, value))
     yield from found
@@ -205,7 +225,11 @@ def _exchange(held: set[Any], old: Any, new: Any) -> None:
     held.add(new)
 
 
-def _nothing(_: Any) -> None:
+def _put_gradient(tensor: Tensor, gradient: Any) -> None:
+    tensor.grad = gradient if isinstance(gradient, Tensor) else None
+
+
+def nowhere(_: Any) -> None:
     """What is there is looked after elsewhere."""
 
 
