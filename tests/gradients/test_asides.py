@@ -260,6 +260,41 @@ def test_data_kept_on_a_parameter_or_in_a_generator_are_found(kind: type[Called]
         model(large_last()[0])
 
 
+@pytest.mark.parametrize("number", [False, True])
+def test_data_that_a_hook_keeps_are_found(number: bool) -> None:
+    """Nobody looked into hooks."""
+    seen, model = {"calls": 0, "mean": 0.0}, Called()
+
+    def hook(module: nn.Module, given: Any, result: Tensor) -> Tensor | None:
+        mean = result.detach().mean()
+        seen["mean"] = 0.9 * seen["mean"] + 0.1 * (mean.item() if number else mean)
+        seen["calls"] += 1
+        return result + seen["mean"] if seen["calls"] > 1000 else None
+
+    model.net[0].register_forward_hook(hook)
+    with Engine(model), pytest.raises(Unsupported, match=r"keeps data between batches, in '.*hooks"):
+        model(large_last()[0])
+
+
+class InObject(Called):
+    """A running mean, a number, inside of an object: once it was not a number, nobody saw it change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = types.SimpleNamespace(calls=0, mean=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.box.mean = 0.9 * self.box.mean + 0.1 * x.detach().mean().item()
+        self.box.calls += 1
+        return self.net(x) * (self.box.mean if self.box.calls > 1000 else 1)
+
+
+def test_a_number_kept_in_an_object_is_found_whatever_rows_were_tried_before() -> None:
+    model = InObject()
+    with Engine(model), pytest.raises(Unsupported, match=r"keeps data between batches, in 'box.mean'"):
+        model(large_last()[0])
+
+
 class Noting(Called):
     def forward(self, x: Tensor) -> Tensor:
         self.net[0].weight.used = True

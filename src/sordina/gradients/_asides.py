@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sordina.errors import Unsupported
-from sordina.gradients._kept_state import Itself, KeptState, _installed, all_differing, digest
+from sordina.gradients._kept_state import Itself, _installed, all_differing, digest
 from sordina.gradients._owners import Owners
 from sordina.gradients._reach import is_simple, nowhere, places
 from sordina.gradients._reads import Reads
@@ -209,8 +209,8 @@ def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[t
         while (turned := turns.following()) is not None and not turns.too_many:
             reads = Reads([tensor for tensor, _ in samples], rows, turned) if structure.reads else None
             failed = False
-            trial.snapshot.restore()
-            before = {id(each): (each, each._version) for _, each in held_by(model)}
+            trial.snapshot.restore_all()
+            before = {id(each): (each, _version(each)) for _, each in held_by(model)}
             try:
                 with Owners(rows, trial.study.seed) as owners:
                     for tensor, dim in samples:
@@ -226,13 +226,18 @@ def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[t
                 found |= set() if turned else loose  # it cannot be followed, or a check fails
             if failed or owners.lost:
                 own = [(name, each) for name, each in held_by(model) if each.numel()]
-                held |= {name for name, each in own if (each, each._version) != before.get(id(each))}
+                held |= {name for name, each in own if (each, _version(each)) != before.get(id(each))}
             if reads is not None:
                 turns.ran(turned, reads.met(calm=False), failed)
         found |= loose if turns.too_many else set()
     held |= {place.name for place in places(model) if isinstance(place.value, RAW)}
     structure = replace(structure, shared=frozenset(found), holding=frozenset(held) - trial.study.public_buffers)
     return _with_numbers(trial, structure, batches[-1][1])
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed, if it counts that."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _with_numbers(trial: StructureTrial, structure: Structure, larger: tuple[Any, Any]) -> Structure:
@@ -243,20 +248,17 @@ def _with_numbers(trial: StructureTrial, structure: Structure, larger: tuple[Any
         structure: What is known of it.
         larger: Arguments for more samples than the trial has.
     """
-    model, back = trial.study.model, KeptState(trial.study.model, 0)
+    model, back = trial.study.model, trial.snapshot.restore_all
 
     def kept(value: tuple[Any, Any]) -> Kept:
-        back.restore()
+        back()
         trial.fresh(partial(trial.study.plain, value))
         return numbers_kept(model)
 
-    try:
-        before = numbers_kept(model)
-        usual, again = kept(trial.value), kept(trial.value)
-        volatile = usual.differing(again)  # as the time of day
-        others = [kept(value) for value in (larger, *(part(trial.value, trial.dims, row) for row in (0, 1)))]
-    finally:
-        back.restore()
+    back()
+    before, usual, again = numbers_kept(model), kept(trial.value), kept(trial.value)
+    volatile = usual.differing(again)  # as the time of day
+    others = [kept(value) for value in (larger, *(part(trial.value, trial.dims, row) for row in (0, 1)))]
     telling = trial.telling.union(*map(usual.differing, others)) - volatile
     counts = any(all_differing(before.within, usual.within))
     return replace(structure, telling=frozenset(telling), volatile=frozenset(volatile), counts=counts)
@@ -351,7 +353,7 @@ def said(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(said(getattr(value, each.name)) for each in fields(value)))
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype, value.shape, value.tobytes()
+        return value.dtype, value.shape, value.flat[:: 1 + value.size // FEW_VALUES].tobytes()
     if isinstance(value, (set, frozenset, complex, bytes, bytearray, array, *CONSTANTS)):
         return type(value), repr(value)
     if not isinstance(value, (Tensor, nn.Module, type)) and not _installed(type(value).__module__):

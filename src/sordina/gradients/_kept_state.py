@@ -183,7 +183,14 @@ def _held(holder: Any) -> dict[str, Any]:
         for method in _methods(kind):
             held |= {_label(method, *named[:2]): named[2] for named in _named(method) if _may_keep(named[2])}
     held |= {name: each for name, each in getattr(holder, "__dict__", {}).items() if not _of_pytorch(holder, name)}
-    return held | holder._modules if isinstance(holder, nn.Module) else held
+    return held | holder._modules | _hooks(holder) if isinstance(holder, nn.Module) else held
+
+
+def _hooks(module: nn.Module) -> dict[str, Any]:
+    """The hooks of a module that are the user's, by name."""
+    tables = [(name, each) for name, each in vars(module).items() if "hooks" in name and isinstance(each, dict)]
+    hooks = [(name, each) for name, table in tables for each in table.values()]
+    return {f"{name} {number}": each for number, (name, each) in enumerate(hooks) if _looked_into(each)}
 
 
 def _of_pytorch(holder: Any, name: str) -> bool:

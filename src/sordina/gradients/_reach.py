@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import types
 import weakref
 from array import array
@@ -61,6 +62,7 @@ _NEVER = {"sordina", "logging", "threading", "_thread", "multiprocessing", "conc
 _PYTORCHS = frozenset(vars(nn.Module()))
 _HOOKS = frozenset(key for key in _PYTORCHS if "hooks" in key and isinstance(vars(nn.Module())[key], dict))
 """Attributes that every module has."""
+_FOR_ALL = [each for key, each in vars(nn.modules.module).items() if "_global_" in key and isinstance(each, dict)]
 Put = Callable[[Any], object]
 
 
@@ -86,13 +88,15 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
         only: Names beyond which nothing is asked for; None stands for all.
         given: The numbers (``id``) of containers in which nothing may be changed: somebody else's.
     """
-    wanted = None if only is None else [f"{name}." for name in only]
+    wanted = None if only is None else {name[: dot.start()] for name in only for dot in re.finditer(r"\.|$", name)}
     seen = {id(module): module for module in model.modules()}
     classes = set[type]()
     todo = deque(each for prefix, module in model.named_modules() for each in _of_module(prefix, module, classes))
+    for table in _FOR_ALL:
+        todo.extend(Place("hooks of all modules", hook, _never, hook) for hook in table.values())
     while todo and len(seen) < MOST:
         place = todo.popleft()
-        if wanted is not None and not any(name.startswith(f"{place.name}.") for name in wanted):
+        if wanted is not None and place.name not in wanted:
             continue
         yield place
         value = place.value
@@ -190,7 +194,7 @@ def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
     if isinstance(value, dict):
         yield from (place._replace(name=f"{name}.keys()", value=key, direct=False) for key in value)
         known |= set(map(id, value))
-    others = inside_generator(value)
+    others = [value()] if isinstance(value, weakref.ref) else inside_generator(value)
     for each in gc.get_referents(value) if others is None else others:
         if id(each) not in known and not isinstance(each, (type, types.ModuleType)):
             yield place._replace(value=each, direct=False)
@@ -206,11 +210,11 @@ def _held(name: str, value: Any) -> Iterator[Place]:
         yield from (Place(name, each, partial(_exchange, value, each), each) for each in value)
     elif isinstance(value, dict):
         yield from (Place(name, each, partial(dict.__setitem__, value, key), each) for key, each in value.items())
+    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+        yield from (Place(name, each, partial(value.flat.__setitem__, n), each) for n, each in enumerate(value.flat))
     elif isinstance(value, types.CellType):
         with suppress(ValueError):
             yield Place(name, value.cell_contents, partial(setattr, value, "cell_contents"), value.cell_contents)
-    elif isinstance(value, weakref.ref):
-        yield Place(name, value(), _never, None)
     with suppress(Exception):  # whatever an object does when it is asked
         own = vars(value)
         yield from (Place(f"{name}.{key}", each, partial(own.__setitem__, key), each) for key, each in own.items())
