@@ -337,6 +337,28 @@ def test_a_compiled_model_that_cannot_be_followed_is_named_as_such() -> None:
         model(large_last()[0])
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_compiled_in_place_runs_as_it_is_while_it_is_trained(first: bool) -> None:
+    """PyTorch compiled the engine with it."""
+    model, (x, _), calls = Called(), large_last(), list[int]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(1)
+        return graph.forward
+
+    if first:
+        model.compile(backend=backend)
+    with Engine(model) as engine:
+        if not first:
+            model.compile(backend=backend)
+        engine.record(usual_losses(model, x, torch.arange(ROWS) % 2)).scalars()
+        assert engine._calls._last is not None
+        assert engine._calls._last.alone == ""
+    assert not calls
+    model(x)
+    assert calls
+
+
 # What a model hands to the loss beside its results per sample.
 
 

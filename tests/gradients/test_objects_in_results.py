@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -61,6 +61,22 @@ class Easy(dict[str, Any]):
     def __init__(self, **items: Any) -> None:
         super().__init__(items)
         self.__dict__ = self
+
+
+class Ordered(OrderedDict[str, Any]):
+    """Made in a way of its own."""
+
+    def __init__(self, *, logits: Tensor, scale: Tensor) -> None:
+        super().__init__(logits=logits, scale=scale)
+        self.logits, self.scale = logits, scale
+
+
+@dataclass
+class Summed:
+    logits: Tensor
+
+    def __post_init__(self) -> None:
+        self.total = self.logits.sum(1)
 
 
 def with_attribute(value: Any, scale: Tensor) -> Any:
@@ -136,12 +152,24 @@ def test_a_model_that_returns_nothing_but_an_object_is_told_what_to_return() -> 
         change(ReturningOnly(), *large_last(), lambda model, x, y: -model(x).log_prob(y))
 
 
+class ReturningSummed(Called):
+    def forward(self, x: Tensor) -> Any:
+        return Summed(self.net(x))
+
+
+def test_losses_that_are_withheld_are_named_as_such() -> None:
+    model = ReturningSummed()
+    with Engine(model) as engine, pytest.raises(Unsupported, match=r"an object \(Summed.total\)"):
+        engine.record(model(large_last()[0]).total)
+
+
 LOOKED_INTO: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
     "dataclass": (lambda out, w: Both(out, w), lambda r: r.logits * r.scale),
     "computed in a dataclass": (lambda out, w: Both(out * w), lambda r: r.chances),
     "dataclass with slots": (lambda out, w: Slotted(out * w), lambda r: r.logits),
     "named tuple": (lambda out, w: Named(out, w), lambda r: r.logits * r[1]),
     "attributes that are items": (lambda out, w: Easy(logits=out, scale=w), lambda r: r.logits * r["scale"]),
+    "ordered": (lambda out, w: Ordered(logits=out, scale=w), lambda r: r.logits * r["scale"]),
     "UserDict": (lambda out, w: UserDict(logits=out, scale=w), lambda r: r["logits"] * r["scale"]),
     "nested": (lambda out, w: {"a": [out, (w, {"b": 3.0})], "c": torch.float64}, lambda r: r["a"][0] * r["a"][1][0]),
 }

@@ -922,26 +922,3 @@ def test_recurrent_weights_that_get_nothing_are_no_reason(kind, last):
         truth = torch.autograd.grad(squares(model, x[row : row + 1]).sum(), parameters)
         torch.testing.assert_close(own, torch.cat([each.flatten() for each in truth]))
     torch.testing.assert_close(tape.scalars().norms, found.norm(dim=1))
-
-
-class Casting(nn.Module):
-    """As routers of transformers do: a layer is brought to single precision in every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.gate = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).tanh()
-        self.gate = self.gate.to(torch.float32)
-        return hidden * self.gate(hidden.float()).softmax(-1).to(hidden.dtype)
-
-
-def test_a_layer_that_is_brought_to_single_precision_is_not_taken_for_changed() -> None:
-    torch.manual_seed(0)
-    model, x = Casting(), torch.randn(5, 4)
-    alone = [torch.autograd.grad(model(row[None]).sum(), list(model.parameters())) for row in x]
-    with Engine(model) as engine:
-        norms = engine.record(model(x).sum(1)).scalars().norms
-    expected = torch.stack([torch.cat([each.flatten() for each in row]).norm() for row in alone])
-    torch.testing.assert_close(norms, expected, check_dtype=False)
