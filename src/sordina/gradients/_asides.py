@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sordina.errors import Unsupported
 from sordina.gradients._kept_state import Itself, _installed, all_differing, digest
 from sordina.gradients._owners import Owners
-from sordina.gradients._reach import is_simple, nowhere, places
+from sordina.gradients._reach import NOWHERE, is_simple, places
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import part
 from sordina.gradients._tracing import changed, described, sequence_like, tensors_in
@@ -292,7 +292,7 @@ def withhold_attributes(model: nn.Module, holding: Collection[str], telling: Col
         tells = place.name in telling and not isinstance(place.value, CONTAINERS)
         tells |= f"{place.name}{WHICH}" in telling and not is_simple(place.value)
         if tells or (place.name in holding and isinstance(place.value, (Tensor, *RAW))):
-            place.put(_hidden(place.whole, place.name, tells))
+            place.fill(_hidden(place.whole, place.name, tells))
 
 
 def _hidden(whole: Any, name: str, tells: bool) -> Any:
@@ -448,7 +448,7 @@ def numbers_kept(model: nn.Module) -> Kept:
             kept.within.setdefault(name, []).append(value)
         else:
             kept.which.setdefault(f"{name}{WHICH}", []).append(Itself(value))
-            if isinstance(value, Tensor) and place.put is not nowhere and value.numel() <= FEW_VALUES:
+            if isinstance(value, Tensor) and place.put is not NOWHERE and value.numel() <= FEW_VALUES:
                 kept.filled.setdefault(name, []).append(said_of(value))
             if not isinstance(value, CONTAINERS):
                 told = said(value) if isinstance(value, (np.ndarray, bytearray, array)) else type(value).__name__

@@ -14,13 +14,14 @@ import types
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import partial
+from operator import setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ SIMPLE = (
     *(Enum, Decimal, Fraction, range, date, time, timedelta),
 )
 """Kinds that hold on to nothing."""
+_USUAL = {type(None), bool, int, float, str}
 _LEAVES = (
     *SIMPLE,
     bytearray,
@@ -63,7 +65,23 @@ _PYTORCHS = frozenset(vars(nn.Module()))
 _HOOKS = frozenset(key for key in _PYTORCHS if "hooks" in key and isinstance(vars(nn.Module())[key], dict))
 """Attributes that every module has."""
 _FOR_ALL = [each for key, each in vars(nn.modules.module).items() if "_global_" in key and isinstance(each, dict)]
-Put = Callable[[Any], object]
+Put = tuple[Any, ...]
+"""A function and its arguments, but for the last: what is put there."""
+
+
+def _nowhere(_: Any) -> None:
+    """What is there is looked after elsewhere."""
+
+
+def _never(_: Any) -> None:
+    raise Unsupported(
+        "samples mix: a hook, or the defaults of a function, of the model hold values of samples, so that a loss which "
+        "looks there is another one for every batch: return what the loss needs, with a row for each sample."
+    )
+
+
+NOWHERE: Put = (_nowhere,)
+NEVER: Put = (_never,)
 
 
 class Place(NamedTuple):
@@ -79,6 +97,11 @@ class Place(NamedTuple):
     direct: bool = False
     """Whether it is itself an attribute of a module."""
 
+    def fill(self, new: Any) -> None:
+        """Put ``new`` in the place of ``whole``."""
+        how, *where = self.put
+        how(*where, new)
+
 
 def places(model: nn.Module, only: Collection[str] | None = None, given: Collection[int] = ()) -> Iterator[Place]:
     """What ``model`` leads to, nearest first.
@@ -93,7 +116,7 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
     classes = set[type]()
     todo = deque(each for prefix, module in model.named_modules() for each in _of_module(prefix, module, classes))
     for table in _FOR_ALL:
-        todo.extend(Place("hooks of all modules", hook, _never, hook) for hook in table.values())
+        todo.extend(Place("hooks of all modules", hook, NEVER, hook) for hook in table.values())
     while todo and len(seen) < MOST:
         place = todo.popleft()
         if wanted is not None and place.name not in wanted:
@@ -104,9 +127,9 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
             continue
         if isinstance(value, Tensor):
             if value.is_leaf and value.grad is not None:
-                todo.append(Place(f"{place.name}.grad", value.grad, partial(_put_gradient, value), value.grad))
+                todo.append(Place(f"{place.name}.grad", value.grad, (_put_gradient, value), value.grad))
             for key, each in attributes_of(value).items():
-                todo.append(Place(f"{place.name}.{key}", each, partial(vars(value).__setitem__, key), each))
+                todo.append(Place(f"{place.name}.{key}", each, (setitem, vars(value), key), each))
         elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in _NEVER:
             changes = not isinstance(value, (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, partial))
             if id(value) not in seen or not changes:
@@ -120,25 +143,28 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
 
 def is_simple(value: Any) -> bool:
     """Whether ``value`` holds on to nothing, or is a tuple of such things."""
-    return isinstance(value, SIMPLE) or (type(value) is tuple and all(isinstance(each, SIMPLE) for each in value))
+    kind = type(value)
+    if kind in _USUAL or isinstance(value, SIMPLE):
+        return True
+    return kind is tuple and all(type(each) in _USUAL or isinstance(each, SIMPLE) for each in value)
 
 
 def _of_module(prefix: str, module: nn.Module, classes: set[type]) -> Iterator[Place]:
     """What a module holds: attributes, buffers, parameters (for what is put on them), hooks, and its class."""
     dot, own = f"{prefix}." if prefix else "", vars(module)
     for key, value in own.items():
-        if key in _HOOKS:
+        if key not in _PYTORCHS:
+            yield Place(dot + key, value, (setitem, own, key), value, True)
+        elif value and key in _HOOKS:
             for hook in value.values():
-                yield Place(dot + key, hook, _never, hook)
-        elif key not in _PYTORCHS:
-            yield Place(dot + key, value, partial(own.__setitem__, key), value, True)
+                yield Place(dot + key, hook, NEVER, hook)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        yield Place(dot + name, tensor, nowhere, tensor)
+        yield Place(dot + name, tensor, NOWHERE, tensor)
     if (kind := type(module)) is not own_class(module):  # the engine's, with what a forward pass puts there
         for key, value in vars(kind).items():
             if not key.startswith("__") and key not in WRAPPING:
-                yield Place(dot + key, value, partial(setattr, kind, key), value)
-        yield Place(f"{dot}forward", vars(kind)[WRAPPING[0]], _never, None)
+                yield Place(dot + key, value, (setattr, kind, key), value)
+        yield Place(f"{dot}forward", vars(kind)[WRAPPING[0]], NEVER, None)
     yield from _of_kind(dot, own_class(module), classes)
 
 
@@ -150,7 +176,7 @@ def _of_kind(dot: str, kind: type, classes: set[type]) -> Iterator[Place]:
         classes.add(each)
         for key, value in vars(each).items():
             if not key.startswith("__") and not isinstance(value, _OF_CLASSES):
-                yield Place(dot + key, value, partial(setattr, each, key), value)
+                yield Place(dot + key, value, (setattr, each, key), value)
         for method in _methods(each):
             yield from _of_function(f"{dot}{method.__name__}", method)
 
@@ -165,16 +191,14 @@ def _of_function(name: str, function: types.FunctionType) -> Iterator[Place]:
     """What a function closes over, its defaults, and the globals that it names if it is the user's."""
     for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # nothing is in it yet
-            yield Place(
-                f"{name}.{key}", cell.cell_contents, partial(setattr, cell, "cell_contents"), cell.cell_contents
-            )
+            yield Place(f"{name}.{key}", cell.cell_contents, (setattr, cell, "cell_contents"), cell.cell_contents)
     for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield Place(name, each, _never, each)
+        yield Place(name, each, NEVER, each)
     for where, key, each in () if _installed(function.__module__) else _named(function):
         if isinstance(where, type):
-            yield Place(f"{name}.{where.__name__}.{key}", each, partial(setattr, where, key), each)
+            yield Place(f"{name}.{where.__name__}.{key}", each, (setattr, where, key), each)
         elif isinstance(where, dict):
-            yield Place(f"{name}.global {key}", each, partial(where.__setitem__, key), each)
+            yield Place(f"{name}.global {key}", each, (setitem, where, key), each)
 
 
 def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
@@ -182,7 +206,7 @@ def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
     name, value = place.name, place.value
     if isinstance(value, nn.Module):
         yield from _of_module(name, value, classes)
-        yield from (Place(f"{name}.{key}", each, nowhere, each) for key, each in value._modules.items())
+        yield from (Place(f"{name}.{key}", each, NOWHERE, each) for key, each in value._modules.items())
         return
     found = list(_held(name, value))
     yield from found
@@ -205,23 +229,23 @@ def _held(name: str, value: Any) -> Iterator[Place]:
     if isinstance(value, types.FunctionType):
         yield from _of_function(name, value)
     elif isinstance(value, (list, deque)):
-        yield from (Place(name, each, partial(value.__setitem__, n), each) for n, each in enumerate(value))
+        yield from (Place(name, each, (setitem, value, n), each) for n, each in enumerate(value))
     elif isinstance(value, set):
-        yield from (Place(name, each, partial(_exchange, value, each), each) for each in value)
+        yield from (Place(name, each, (_exchange, value, each), each) for each in value)
     elif isinstance(value, dict):
-        yield from (Place(name, each, partial(dict.__setitem__, value, key), each) for key, each in value.items())
+        yield from (Place(name, each, (dict.__setitem__, value, key), each) for key, each in value.items())
     elif isinstance(value, np.ndarray) and value.dtype.hasobject:
-        yield from (Place(name, each, partial(value.flat.__setitem__, n), each) for n, each in enumerate(value.flat))
+        yield from (Place(name, each, (setitem, value.flat, n), each) for n, each in enumerate(value.flat))
     elif isinstance(value, types.CellType):
         with suppress(ValueError):
-            yield Place(name, value.cell_contents, partial(setattr, value, "cell_contents"), value.cell_contents)
+            yield Place(name, value.cell_contents, (setattr, value, "cell_contents"), value.cell_contents)
     with suppress(Exception):  # whatever an object does when it is asked
         own = vars(value)
-        yield from (Place(f"{name}.{key}", each, partial(own.__setitem__, key), each) for key, each in own.items())
+        yield from (Place(f"{name}.{key}", each, (setitem, own, key), each) for key, each in own.items())
     with suppress(Exception):
         for slot in _slots(value):
             each = getattr(value, slot)
-            yield Place(f"{name}.{slot}", each, partial(object.__setattr__, value, slot), each)
+            yield Place(f"{name}.{slot}", each, (object.__setattr__, value, slot), each)
 
 
 def _exchange(held: set[Any], old: Any, new: Any) -> None:
@@ -231,14 +255,3 @@ def _exchange(held: set[Any], old: Any, new: Any) -> None:
 
 def _put_gradient(tensor: Tensor, gradient: Any) -> None:
     tensor.grad = gradient if isinstance(gradient, Tensor) else None
-
-
-def nowhere(_: Any) -> None:
-    """What is there is looked after elsewhere."""
-
-
-def _never(_: Any) -> None:
-    raise Unsupported(
-        "samples mix: a hook, or the defaults of a function, of the model hold values of samples, so that a loss which "
-        "looks there is another one for every batch: return what the loss needs, with a row for each sample."
-    )
