@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from sordina.errors import Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._kept_state import KeptState
+from sordina.gradients._reach import Stillness
 
 STORE: dict[str, Any] = {}
 
@@ -238,3 +239,48 @@ def test_what_the_caller_owns_is_left_alone() -> None:
         assert engine.record(losses).scalars().norms.shape == (ROWS,)
         with pytest.raises(Unsupported, match="samples mix"):
             model.items[0].sum().item()
+
+
+FLAG = 1000
+
+
+class Quiet(Called):
+    note: Any = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.tensor = [0, {"a": 1}], torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * FLAG if self.items[0] else self.net(x)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda m: setattr(m.net[0], "note", 1),
+    "list": lambda m: m.items.__setitem__(0, 1),
+    "dictionary": lambda m: m.items[1].update(b=1),
+    "tensor": lambda m: m.tensor.add_(1),
+    "on a parameter": lambda m: setattr(m.net[0].weight, "note", 1),
+    "gradient": lambda m: setattr(m.net[0].weight, "grad", torch.ones(16, 6)),
+    "class": lambda m: setattr(Quiet, "other", 1),
+    "global": lambda m: globals().update(FLAG=FLAG + 1),
+    "module": lambda m: m.add_module("more", nn.Identity()),
+    "hook": lambda m: m.net[0].register_forward_hook(storing),
+}
+
+
+@pytest.mark.parametrize("change_it", CHANGES.values(), ids=CHANGES)
+def test_every_change_ends_the_stillness(change_it: Callable[[Any], object]) -> None:
+    model = Quiet()
+    with Engine(model):
+        still = Stillness(model)
+        model(large_last()[0][:0])
+        assert still.holds()
+        change_it(model)
+        assert not still.holds()
+
+
+def test_what_cannot_be_told_quickly_is_not_still() -> None:
+    model = Quiet()
+    model.items.append(Slotted(1))
+    assert not Stillness(model).holds()

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sordina.errors import Unsupported
 from sordina.gradients._kept_state import Itself, _installed, all_differing, digest
 from sordina.gradients._owners import Owners
-from sordina.gradients._reach import NOWHERE, is_simple, places
+from sordina.gradients._reach import NOWHERE, Stillness, is_simple, places
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import part
 from sordina.gradients._tracing import changed, described, sequence_like, tensors_in
@@ -404,15 +404,18 @@ class Agreement:
         self.telling: set[str] = set()
         """The names of what they do not leave alike, in objects and the like."""
         self._first: tuple[Any, Kept] | None = None
+        self._still: Stillness | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model says of a sample."""
         result = self.run(*args, **kwargs)
-        now = said(result), numbers_kept(self.model)
-        self._first = self._first or now
-        if now[0] != self._first[0]:
+        if self._first is None:
+            self._first, self._still = (said(result), numbers_kept(self.model)), Stillness(self.model)
+            return result
+        if said(result) != self._first[0]:
             raise Mixing(ASIDE)
-        self.telling |= check_kept(self._first[1], now[1], self.volatile)
+        if self._still is None or not self._still.holds():
+            self.telling |= check_kept(self._first[1], numbers_kept(self.model), self.volatile)
         return result
 
 

@@ -21,7 +21,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import partial
-from operator import setitem
+from operator import is_, setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -255,3 +255,42 @@ def _exchange(held: set[Any], old: Any, new: Any) -> None:
 
 def _put_gradient(tensor: Tensor, gradient: Any) -> None:
     tensor.grad = gradient if isinstance(gradient, Tensor) else None
+
+
+class Stillness:
+    """Tells quickly that a model leads to the very things that it led to before, where that can be told."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._modules = model, list(model.modules())
+        kinds = {kind for module in self._modules for kind in type(module).__mro__ if not _foreign(kind.__module__)}
+        methods = [method for kind in kinds for method in _methods(kind)]
+        values = [place.value for place in places(model) if not is_simple(place.value)]
+        self._then = [(each, _things(each)) for each in (*self._modules, *kinds, *methods, *values)]
+
+    def holds(self) -> bool:
+        """Whether they are the same for certain; False says nothing."""
+        same = _same(list(self._model.modules()), self._modules)
+        return same and all(_same(_things(value), things) for value, things in self._then)
+
+
+def _things(value: Any) -> list[Any] | None:
+    """What a value holds on to, by which a change shows; None if one may not show."""
+    if isinstance(value, nn.Module):
+        own = vars(value)
+        tables = [own["_parameters"], own["_buffers"], *(own[key] for key in _HOOKS)]
+        return [*own.values(), *(each for table in tables for each in table.values())]
+    if isinstance(value, Tensor):
+        grad = value.grad if value.is_leaf else None
+        return None if value.is_inference() else [value._version, grad, *vars(value).values()]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [*cells, *(each for _, _, each in _named(value)), *vars(value).values()]
+    if isinstance(value, type):
+        return list(vars(value).values())
+    if type(value) in (list, tuple):
+        return list(value)
+    return [*value, *value.values()] if type(value) is dict else None
+
+
+def _same(one: list[Any] | None, two: list[Any] | None) -> bool:
+    return one is not None and two is not None and len(one) == len(two) and all(map(is_, one, two))
