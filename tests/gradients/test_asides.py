@@ -5,46 +5,20 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections import UserDict, defaultdict
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from functools import cached_property, partial
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
+from tests.gradients.aside_cases import ROWS, Called, change, large_last, usual_losses
 from torch import Tensor, nn
-from torch.distributions import Categorical, Normal
 from torch.nn.functional import cross_entropy
 
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._catching import catching
 from sordina.gradients.structure import Mixing
-from sordina.queries import VectorQuery
 from sordina.training.losses import per_sample
-
-ROWS = 12
-BOUND = 0.1
-Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
-
-
-def usual_losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(model(x), y, reduction="none")
-
-
-def change(model: nn.Module, first: Tensor, x: Tensor, losses: Losses = usual_losses) -> float:
-    """How far the clipped sum moves when the last record is removed, in units of the bound, after a first batch."""
-    y, sums = torch.arange(len(x)) % 2, list[Tensor]()
-    with Engine(model) as engine:
-        engine.record(losses(model, first, y)).scalars()
-        engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
-        for count in (len(x), len(x) - 1):
-            tape = engine.record(losses(model, x[:count], y[:count]))
-            sums.append(tape.contract([VectorQuery((BOUND / tape.scalars().norms.clamp_min(1e-30)).clamp(max=1))])[0])
-    return float((sums[0] - sums[1]).norm()) / BOUND
-
 
 # Errors that are caught.
 
@@ -212,16 +186,6 @@ def test_a_function_with_the_name_of_an_attribute_is_not_what_a_model_calls() ->
 # What a model does when it is called.
 
 
-class Called(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 class Imputing(Called):
     def __call__(self, x: Tensor) -> Tensor:
         missing = x == -1
@@ -236,13 +200,6 @@ class Standardising(Called):
 class Doubling(Called):
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(2 * x)
-
-
-def large_last() -> tuple[Tensor, Tensor]:
-    x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0))
-    last = x.clone()
-    last[:8, 2], last[-1, 2] = -1, 1e4
-    return x, last
 
 
 def test_what_a_model_does_when_it_is_called_is_part_of_it() -> None:
@@ -303,6 +260,41 @@ def test_data_kept_on_a_parameter_or_in_a_generator_are_found(kind: type[Called]
         model(large_last()[0])
 
 
+@pytest.mark.parametrize("number", [False, True])
+def test_data_that_a_hook_keeps_are_found(number: bool) -> None:
+    """Nobody looked into hooks."""
+    seen, model = {"calls": 0, "mean": 0.0}, Called()
+
+    def hook(module: nn.Module, given: Any, result: Tensor) -> Tensor | None:
+        mean = result.detach().mean()
+        seen["mean"] = 0.9 * seen["mean"] + 0.1 * (mean.item() if number else mean)
+        seen["calls"] += 1
+        return result + seen["mean"] if seen["calls"] > 1000 else None
+
+    model.net[0].register_forward_hook(hook)
+    with Engine(model), pytest.raises(Unsupported, match=r"keeps data between batches, in '.*hooks"):
+        model(large_last()[0])
+
+
+class InObject(Called):
+    """A running mean, a number, inside of an object: once it was not a number, nobody saw it change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = types.SimpleNamespace(calls=0, mean=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.box.mean = 0.9 * self.box.mean + 0.1 * x.detach().mean().item()
+        self.box.calls += 1
+        return self.net(x) * (self.box.mean if self.box.calls > 1000 else 1)
+
+
+def test_a_number_kept_in_an_object_is_found_whatever_rows_were_tried_before() -> None:
+    model = InObject()
+    with Engine(model), pytest.raises(Unsupported, match=r"keeps data between batches, in 'box.mean'"):
+        model(large_last()[0])
+
+
 class Noting(Called):
     def forward(self, x: Tensor) -> Tensor:
         self.net[0].weight.used = True
@@ -343,6 +335,28 @@ def test_a_compiled_model_that_cannot_be_followed_is_named_as_such() -> None:
     model = torch.compile(Guarded(), backend="eager")
     with Engine(model), pytest.raises(Unsupported, match="compile it after training"):
         model(large_last()[0])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_compiled_in_place_runs_as_it_is_while_it_is_trained(first: bool) -> None:
+    """PyTorch compiled the engine with it."""
+    model, (x, _), calls = Called(), large_last(), list[int]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(1)
+        return graph.forward
+
+    if first:
+        model.compile(backend=backend)
+    with Engine(model) as engine:
+        if not first:
+            model.compile(backend=backend)
+        engine.record(usual_losses(model, x, torch.arange(ROWS) % 2)).scalars()
+        assert engine._calls._last is not None
+        assert engine._calls._last.alone == ""
+    assert not calls
+    model(x)
+    assert calls
 
 
 # What a model hands to the loss beside its results per sample.
@@ -448,190 +462,3 @@ def test_a_mean_loss_computed_inside_the_model_is_withheld_and_harms_nobody() ->
         with pytest.raises(Unsupported, match="not one per sample"):
             result["loss"].item()
     assert model(x, y)["loss"].item() > 0
-
-
-# Objects in results.
-
-
-class Box:
-    def __init__(self, scale: Any) -> None:
-        self.scale = scale
-
-
-@dataclass
-class Both:
-    logits: Tensor
-    scale: Tensor | None = None
-
-    @cached_property
-    def chances(self) -> Tensor:
-        return self.logits.softmax(1)
-
-
-@dataclass
-class Slotless:
-    logits: Tensor
-
-
-@dataclass(slots=True)
-class Slotted:
-    logits: Tensor
-
-
-class MoreSlots(Slotted):
-    __slots__ = ("scale",)
-
-
-class Named(NamedTuple):
-    logits: Tensor
-    scale: Tensor
-
-
-class Easy(dict[str, Any]):
-    """A dictionary whose items are its attributes."""
-
-    def __init__(self, **items: Any) -> None:
-        super().__init__(items)
-        self.__dict__ = self
-
-
-def with_attribute(value: Any, scale: Tensor) -> Any:
-    object.__setattr__(value, "scale", scale)
-    return value
-
-
-def constant(scale: Tensor) -> Callable[[], Tensor]:
-    return lambda: scale
-
-
-OBJECTS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Any]]] = {
-    "namespace": (lambda out, s: (out, SimpleNamespace(scale=s)), lambda r: r[1].scale),
-    "number in a namespace": (lambda out, s: (out, SimpleNamespace(scale=s.item())), lambda r: r[1].scale),
-    "own class": (lambda out, s: (out, Box(s)), lambda r: r[1].scale),
-    "closure": (lambda out, s: (out, constant(s)), lambda r: r[1]()),
-    "partial": (lambda out, s: (out, partial(torch.clone, s)), lambda r: r[1]()),
-    "iterator": (lambda out, s: (out, iter([s])), lambda r: next(iter(r[1]))),
-    "distribution": (lambda out, s: (out, Normal(s, 1.0, validate_args=False)), lambda r: r[1].mean),
-    "attribute of a dataclass": (lambda out, s: with_attribute(Slotless(out), s), lambda r: r.scale),
-    "slot of a dataclass": (lambda out, s: with_attribute(MoreSlots(out), s), lambda r: r.scale),
-    "attribute of a mapping": (lambda out, s: with_attribute(UserDict(logits=out), s), lambda r: r.scale),
-    "missing item": (lambda out, s: defaultdict(constant(s), logits=out), lambda r: r["scale"]),
-}
-
-
-def logits_of(result: Any) -> Tensor:
-    if isinstance(result, tuple):
-        return result[0]
-    return result["logits"] if isinstance(result, (dict, UserDict)) else result.logits
-
-
-class Returning(Called):
-    """Returns the largest value of a batch, hidden in something."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor) -> Any:
-        return OBJECTS[self.name][0](self.net(x), x.detach().abs().max().clamp(min=50))
-
-
-@pytest.mark.parametrize("name", OBJECTS)
-def test_a_loss_cannot_use_what_an_object_in_a_result_holds(name: str) -> None:
-    """Values of the whole batch reached the loss (2.5 C)."""
-
-    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        result = model(x)
-        return cross_entropy(logits_of(result) / OBJECTS[name][1](result), y, reduction="none")
-
-    with pytest.raises(Unsupported, match=r"an object .* return what the loss needs as tensors"):
-        change(Returning(name), *large_last(), losses)
-
-
-@pytest.mark.parametrize("name", OBJECTS)
-def test_an_object_may_be_there_if_nobody_uses_it(name: str) -> None:
-    """As caches of transformers are."""
-
-    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(logits_of(model(x)), y, reduction="none")
-
-    assert change(Returning(name), *large_last(), losses) < 1.00001
-
-
-class ReturningOnly(Called):
-    def forward(self, x: Tensor) -> Any:
-        return Categorical(logits=self.net(x))
-
-
-def test_a_model_that_returns_nothing_but_an_object_is_told_what_to_return() -> None:
-    with pytest.raises(Unsupported, match=r"an object \(Categorical\)"):
-        change(ReturningOnly(), *large_last(), lambda model, x, y: -model(x).log_prob(y))
-
-
-LOOKED_INTO: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
-    "dataclass": (lambda out, w: Both(out, w), lambda r: r.logits * r.scale),
-    "computed in a dataclass": (lambda out, w: Both(out * w), lambda r: r.chances),
-    "dataclass with slots": (lambda out, w: Slotted(out * w), lambda r: r.logits),
-    "named tuple": (lambda out, w: Named(out, w), lambda r: r.logits * r[1]),
-    "attributes that are items": (lambda out, w: Easy(logits=out, scale=w), lambda r: r.logits * r["scale"]),
-    "UserDict": (lambda out, w: UserDict(logits=out, scale=w), lambda r: r["logits"] * r["scale"]),
-    "nested": (lambda out, w: {"a": [out, (w, {"b": 3.0})], "c": torch.float64}, lambda r: r["a"][0] * r["a"][1][0]),
-}
-
-
-class Looked(Called):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor) -> Any:
-        out, weights = self.net(x), x.detach()[:, :1].sigmoid()
-        return LOOKED_INTO[self.name][0](out, weights)
-
-
-class LookedAlone(Looked):
-    """Runs one sample at a time: everybody had the first one's object."""
-
-    def forward(self, x: Tensor) -> Any:
-        try:
-            return super().forward(x)
-        except IndexError:
-            return None
-
-
-@pytest.mark.parametrize("kind", [Looked, LookedAlone])
-@pytest.mark.parametrize("name", LOOKED_INTO)
-def test_what_is_looked_into_may_be_used(kind: type[Looked], name: str) -> None:
-    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(LOOKED_INTO[name][1](model(x)), y, reduction="none")
-
-    model, (x, _), y = kind(name), large_last(), torch.arange(ROWS) % 2
-    parameters = list(model.parameters())
-    rows = [torch.autograd.grad(losses(model, x[i : i + 1], y[i : i + 1]).sum(), parameters) for i in range(ROWS)]
-    with Engine(model) as engine:
-        for _ in range(2):
-            tape = engine.record(losses(model, x, y))
-            found = torch.stack(tape.contract([VectorQuery(own) for own in torch.eye(ROWS)]))
-    expected = torch.stack([torch.cat([each.flatten() for each in row]) for row in rows])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_outputs_of_transformers_are_looked_into() -> None:
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-
-    class Classifier(Called):
-        def forward(self, x: Tensor, extra: str = "") -> Any:
-            scale = x.detach().abs().max().clamp(min=50)
-            result = outputs.SequenceClassifierOutput(logits=self.net(x))
-            if extra:
-                object.__setattr__(result, extra, scale)
-            return result
-
-    def losses(model: nn.Module, x: Tensor, y: Tensor, extra: str = "") -> Tensor:
-        result = model(x, extra)
-        return cross_entropy(result.logits / (getattr(result, extra) if extra else 1), y, reduction="none")
-
-    assert change(Classifier(), *large_last(), losses) < 1.00001
-    for extra in ("scale", "hidden_states"):
-        with pytest.raises(Unsupported):
-            change(Classifier(), *large_last(), partial(losses, extra=extra))

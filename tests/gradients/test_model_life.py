@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
@@ -186,3 +186,26 @@ def vars_of(term) -> list[torch.Tensor]:
     """The tensors of a term."""
     values = [getattr(term, name) for name in ("left", "right", "vectors") if hasattr(term, name)]
     return [value if isinstance(value, torch.Tensor) else value.vectors for value in values]
+
+
+class Casting(nn.Module):
+    """As routers of transformers do: a layer is brought to single precision in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        self.gate = self.gate.to(torch.float32)
+        return hidden * self.gate(hidden.float()).softmax(-1).to(hidden.dtype)
+
+
+def test_a_layer_that_is_brought_to_single_precision_is_not_taken_for_changed() -> None:
+    torch.manual_seed(0)
+    model, x = Casting(), torch.randn(5, 4)
+    alone = [torch.autograd.grad(model(row[None]).sum(), list(model.parameters())) for row in x]
+    with Engine(model) as engine:
+        norms = engine.record(model(x).sum(1)).scalars().norms
+    expected = torch.stack([torch.cat([each.flatten() for each in row]).norm() for row in alone])
+    torch.testing.assert_close(norms, expected, check_dtype=False)

@@ -11,22 +11,26 @@ from __future__ import annotations
 import enum
 import itertools
 import operator
-from collections import UserDict
+from array import array
+from collections import UserDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, partial
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sordina.errors import Unsupported
-from sordina.gradients._kept_state import _installed, attributes_of, inside_generator
+from sordina.gradients._kept_state import Itself, _installed, all_differing, digest
 from sordina.gradients._owners import Owners
+from sordina.gradients._reach import NOWHERE, Stillness, is_simple, places
 from sordina.gradients._reads import Reads
+from sordina.gradients._rehearsal import part
 from sordina.gradients._tracing import changed, described, sequence_like, tensors_in
 from sordina.gradients._turns import Turns
 from sordina.gradients.one_by_one import NOT_PER_SAMPLE, Apart
@@ -77,17 +81,6 @@ def without_asides(result: Any, structure: Structure, apart: Apart | None) -> An
     return changed(result, lambda each: withheld(each) if next(places) in hidden else each) if hidden else result
 
 
-def withhold_attributes(model: nn.Module, names: Collection[str]) -> None:
-    """Leave nothing of a batch in the attributes of these names."""
-    for prefix, module in model.named_modules() if names else ():
-        for key, value in list(vars(module).items()):
-            if (f"{prefix}.{key}" if prefix else key) in names:
-                if isinstance(value, list):
-                    value[:] = changed(value, withheld)
-                else:
-                    vars(module)[key] = changed(value, withheld)
-
-
 # Objects, of which nobody knows whose values they hold.
 
 OBJECT = (
@@ -101,13 +94,13 @@ CONSTANTS = (enum.Enum, torch.dtype, torch.device)
 
 
 class WithheldObject:
-    """Stands for an object in a result: a cache that nobody uses may be there."""
+    """Stands for an object in a result, or in an attribute: a cache that nobody uses may be there."""
 
-    __slots__ = ("_kind",)
+    __slots__ = ("_kind", "_words")
 
-    def __init__(self, kind: str) -> None:
-        """``kind`` says what it is."""
-        self._kind = kind
+    def __init__(self, kind: str, words: str = OBJECT) -> None:
+        """``kind`` says what it is, ``words`` what is wrong with using it."""
+        self._kind, self._words = kind, words
 
     def __repr__(self) -> str:
         return "withheld"
@@ -116,20 +109,25 @@ class WithheldObject:
         """Nothing of it can be asked for."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Unsupported(OBJECT.format(self._kind))
+        raise Unsupported(self._words.format(self._kind))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Nor can it be called."""
-        raise Unsupported(OBJECT.format(self._kind))
+        raise Unsupported(self._words.format(self._kind))
 
-    __getitem__ = __iter__ = __len__ = __bool__ = __call__
+    __getitem__ = __setitem__ = __contains__ = __iter__ = __next__ = __len__ = __bool__ = __array__ = __call__
+    __float__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __call__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __call__
+    __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __rpow__ = __call__
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Nor can anything be computed with it."""
         both = (*args, *(kwargs or {}).values())
-        kinds = [each._kind for each in both if isinstance(each, WithheldObject)]
-        raise Unsupported(OBJECT.format(*kinds or ["WithheldObject"]))
+        for each in both:
+            if isinstance(each, WithheldObject):
+                each()
+        raise Unsupported(OBJECT.format("WithheldObject"))
 
 
 def _compared(value: Any) -> bool:
@@ -202,6 +200,7 @@ def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[t
         structure: What is known of it.
         batches: Numbers of samples, and arguments for as many.
     """
+    model = trial.study.model
     loose = {place for place, each in enumerate(structure.outputs) if each is None}
     found, held = set[int](), set[str]()
     for rows, value in batches if loose else batches[:1]:
@@ -210,6 +209,8 @@ def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[t
         while (turned := turns.following()) is not None and not turns.too_many:
             reads = Reads([tensor for tensor, _ in samples], rows, turned) if structure.reads else None
             failed = False
+            trial.snapshot.restore_all()
+            before = {id(each): (each, _version(each)) for _, each in held_by(model)}
             try:
                 with Owners(rows, trial.study.seed) as owners:
                     for tensor, dim in samples:
@@ -218,27 +219,117 @@ def with_asides(trial: StructureTrial, structure: Structure, batches: Sequence[t
                         results = trial.fresh(partial(trial.study.plain, value))
                     loosely = {place for place in loose if not owners.ownerless(results[place])}
                     found |= loose if owners.lost else loosely
-                    own = [(name, each) for name, each in held_by(trial.study.model) if each.numel()]
+                    own = [(name, each) for name, each in held_by(model) if each.numel()]
                     held |= {name for name, each in own if not owners.ownerless(each)}
             except Exception:
                 failed = True
                 found |= set() if turned else loose  # it cannot be followed, or a check fails
+            if failed or owners.lost:
+                own = [(name, each) for name, each in held_by(model) if each.numel()]
+                held |= {name for name, each in own if (each, _version(each)) != before.get(id(each))}
             if reads is not None:
                 turns.ran(turned, reads.met(calm=False), failed)
         found |= loose if turns.too_many else set()
-    return replace(structure, shared=frozenset(found), holding=frozenset(held) - trial.study.public_buffers)
+    held |= {place.name for place in places(model) if isinstance(place.value, RAW)}
+    structure = replace(structure, shared=frozenset(found), holding=frozenset(held) - trial.study.public_buffers)
+    return _with_numbers(trial, structure, batches[-1][1])
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed, if it counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _with_numbers(trial: StructureTrial, structure: Structure, larger: tuple[Any, Any]) -> Structure:
+    """The structure, with the names of values of Python's that a model leaves behind otherwise than usual.
+
+    Args:
+        trial: The model, aside.
+        structure: What is known of it.
+        larger: Arguments for more samples than the trial has.
+    """
+    model, back = trial.study.model, trial.snapshot.restore_all
+
+    def kept(value: tuple[Any, Any]) -> Kept:
+        back()
+        trial.fresh(partial(trial.study.plain, value))
+        return numbers_kept(model)
+
+    back()
+    before, usual, again = numbers_kept(model), kept(trial.value), kept(trial.value)
+    volatile = usual.differing(again)  # as the time of day
+    others = [kept(value) for value in (larger, *(part(trial.value, trial.dims, row) for row in (0, 1)))]
+    telling = trial.telling.union(*map(usual.differing, others)) - volatile
+    counts = any(all_differing(before.within, usual.within))
+    return replace(structure, telling=frozenset(telling), volatile=frozenset(volatile), counts=counts)
+
+
+# What is left in attributes, or wherever else a model leads to.
 
 
 def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the modules of a model hold, but for parameters; also what is put on these, or in generators."""
-    for prefix, module in model.named_modules():
-        own = {key: each for key, each in vars(module).items() if key not in ("_parameters", "_modules", "_buffers")}
-        own |= {key: inside for key, each in own.items() if (inside := inside_generator(each)) is not None}
-        for name, each in (*module._parameters.items(), *module._buffers.items()):
-            own |= {f"{name}.{key}": inner for key, inner in attributes_of(each).items()}
-        for key, value in (*own.items(), *module._buffers.items()):
-            for tensor in tensors_in([value]):
-                yield f"{prefix}.{key}" if prefix else key, tensor
+    """The tensors that a model leads to, but for its parameters, by name (`places`)."""
+    own = set(map(id, model.parameters()))
+    for place in places(model):
+        if isinstance(place.value, Tensor) and id(place.value) not in own:
+            yield place.name, place.value
+
+
+def withhold_attributes(model: nn.Module, holding: Collection[str], telling: Collection[str], value: Any) -> None:
+    """Leave nothing of a batch where a model leads to.
+
+    Args:
+        model: After a forward pass.
+        holding: Names under which no tensor is left.
+        telling: Names under which nothing is left at all.
+        value: The arguments of the call: what they are in is left as it is.
+    """
+    if not holding and not telling:
+        return
+    given = set[int]()
+    _containers(value, given)
+    for place in list(places(model, (*holding, *telling), given)):
+        tells = place.name in telling and not isinstance(place.value, CONTAINERS)
+        tells |= f"{place.name}{WHICH}" in telling and not is_simple(place.value)
+        if tells or (place.name in holding and isinstance(place.value, (Tensor, *RAW))):
+            place.fill(_hidden(place.whole, place.name, tells))
+
+
+def _hidden(whole: Any, name: str, tells: bool) -> Any:
+    """What stands for something that holds values of samples; or tells them, as values of Python's do."""
+    if isinstance(whole, Tensor):
+        return withheld(whole)
+    if not tells and isinstance(whole, (list, tuple, dict)) and all(_shown(each) for each in values_of(whole)):
+        return changed(whole, withheld)
+    return WithheldObject(name, IN_ATTRIBUTE)
+
+
+def _shown(value: Any) -> bool:
+    """Whether nothing is in a value that `changed` does not change, or is compared."""
+    if isinstance(value, (list, tuple, dict)):
+        return all(_shown(each) for each in values_of(value))
+    return isinstance(value, Tensor) or _compared(value)
+
+
+def values_of(value: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[Any]:
+    """The items of a container, without keys."""
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _containers(value: Any, found: set[int]) -> None:
+    """Note the containers in the arguments of a call."""
+    if isinstance(value, (list, tuple, dict)):
+        found.add(id(value))
+        for each in values_of(value):
+            _containers(each, found)
+    elif is_dataclass(value):
+        found.add(id(value))
+
+
+CONTAINERS = (list, dict, set, deque, nn.Module)
+"""What stays when something in it is withheld."""
+RAW = (torch.UntypedStorage, torch.TypedStorage, torch.autograd.graph.Node)
+"""Kinds that hold values without being tensors."""
 
 
 # Values of Python's.
@@ -262,8 +353,8 @@ def said(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(said(getattr(value, each.name)) for each in fields(value)))
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, (set, frozenset, complex, bytes, *CONSTANTS)):
+        return value.dtype, value.shape, value.flat[:: 1 + value.size // FEW_VALUES].tobytes()
+    if isinstance(value, (set, frozenset, complex, bytes, bytearray, array, *CONSTANTS)):
         return type(value), repr(value)
     if not isinstance(value, (Tensor, nn.Module, type)) and not _installed(type(value).__module__):
         return (type(value), said(getattr(value, "__dict__", {})))
@@ -276,7 +367,7 @@ class Results(list[Tensor]):
     def __init__(self, result: Any) -> None:
         super().__init__(tensors_in([result]))
         self.said = said(result)
-        self.kept: Mapping[str, Any] = {}
+        self.kept = Kept({}, {}, {}, {})
         """Values of Python's that the model has in its attributes afterwards, if somebody looked."""
 
 
@@ -291,57 +382,108 @@ def check_said(results: Sequence[Any]) -> None:
         raise Mixing(ASIDE)
 
 
-def check_asides(one: Sequence[Tensor], two: Sequence[Tensor]) -> None:
+def check_asides(one: Sequence[Tensor], two: Sequence[Tensor]) -> set[str]:
     """Refuse a model that leaves something else in its attributes, or says it, once an answer is turned around.
 
     Args:
         one: What it said usually.
         two: With the answer turned.
+
+    Returns:
+        the names of what else it leaves behind (`check_kept`).
     """
     check_said([one, two])
-    if isinstance(one, Results) and isinstance(two, Results):
-        check_kept(one.kept, two.kept)
+    return check_kept(one.kept, two.kept) if isinstance(one, Results) and isinstance(two, Results) else set()
 
 
 class Agreement:
     """Watches samples that run alone: all leave the same in attributes, and say the same in values of Python's."""
 
-    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
-        self.model, self.run = model, run
-        self._first: tuple[Any, Mapping[str, Any]] | None = None
+    def __init__(self, model: nn.Module, run: Callable[..., Any], volatile: Collection[str]) -> None:
+        self.model, self.run, self.volatile = model, run, volatile
+        self.telling: set[str] = set()
+        """The names of what they do not leave alike, in objects and the like."""
+        self._first: tuple[Any, Kept] | None = None
+        self._still: Stillness | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model says of a sample."""
         result = self.run(*args, **kwargs)
-        now = said(result), numbers_kept(self.model)
-        self._first = self._first or now
-        if now[0] != self._first[0]:
+        if self._first is None:
+            self._first, self._still = (said(result), numbers_kept(self.model)), Stillness(self.model)
+            return result
+        if said(result) != self._first[0]:
             raise Mixing(ASIDE)
-        check_kept(self._first[1], now[1])
+        if self._still is None or not self._still.holds():
+            self.telling |= check_kept(self._first[1], numbers_kept(self.model), self.volatile)
         return result
 
 
 PLAIN = (bool, int, float, str, np.generic)
 
 
-def numbers_kept(model: nn.Module) -> dict[str, Any]:
-    """The attributes of a model's modules that are values of Python's."""
-    return {
-        f"{prefix}.{key}" if prefix else key: value
-        for prefix, module in model.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, PLAIN)
-    }
+class Kept(NamedTuple):
+    """Values of Python's that a model leads to."""
+
+    direct: dict[str, Any]
+    """Those that are attributes of modules."""
+    within: dict[str, list[Any]]
+    """By name what is inside of objects, containers, closures and so on."""
+    which: dict[str, list[Itself]]
+    """By name which objects and tensors they are: one of two that were there before tells something too."""
+    filled: dict[str, list[Any]]
+    """By name what is in tensors, but for parameters and buffers."""
+
+    def differing(self, other: Kept) -> set[str]:
+        """The names of values that are others there."""
+        own = zip(self[:3], other[:3], strict=True)
+        return {name for one, two in own for name in all_differing(one, two)}
 
 
-def check_kept(one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
-    """Refuse a model in which an attribute is another one after other samples.
+def numbers_kept(model: nn.Module) -> Kept:
+    """The values of Python's that a model leads to."""
+    kept = Kept({}, {}, {}, {})
+    for place in places(model):
+        name, value = place.name, place.value
+        if place.direct and isinstance(value, PLAIN):
+            kept.direct[name] = value
+        elif is_simple(value):
+            kept.within.setdefault(name, []).append(value)
+        else:
+            kept.which.setdefault(f"{name}{WHICH}", []).append(Itself(value))
+            if isinstance(value, Tensor) and place.put is not NOWHERE and value.numel() <= FEW_VALUES:
+                kept.filled.setdefault(name, []).append(said_of(value))
+            if not isinstance(value, CONTAINERS):
+                told = said(value) if isinstance(value, (np.ndarray, bytearray, array)) else type(value).__name__
+                kept.within.setdefault(name, []).append(told)
+    return kept
+
+
+WHICH = ".(which)"
+FEW_VALUES = 1 << 16
+"""Larger tensors are not compared."""
+
+
+def said_of(tensor: Tensor) -> Any:
+    """What tells a tensor from others."""
+    with suppress(Exception), torch._C.DisableTorchFunction(), _disable_current_modes():
+        return tensor.shape, digest(tensor.detach())
+    return None
+
+
+def check_kept(one: Kept, two: Kept, volatile: Collection[str] = ()) -> set[str]:
+    """Refuse a model in which an attribute is another value of Python's after other samples.
 
     Args:
         one: What it kept after some samples.
         two: After others.
+        volatile: Names of what is another one every time, as the time of day.
+
+    Returns:
+        the names of what is another one within objects: nobody may look at it.
     """
-    for name in dict.fromkeys((*one, *two)):
-        before, after = one.get(name), two.get(name)
-        if before is not after and before != after and not (before != before and after != after):
+    for name in all_differing(one.direct, two.direct):
+        if name not in volatile:
             raise Mixing(IN_ATTRIBUTE.format(name))
+    pairs = zip(one[1:], two[1:], strict=True)
+    return {name for pair in pairs for name in all_differing(*pair)}.difference(volatile)

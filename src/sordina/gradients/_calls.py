@@ -18,6 +18,7 @@ from sordina.errors import Unsupported
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import TOGETHER, still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
+from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
@@ -132,6 +133,8 @@ class Calls:
         self._running = False
         self._last: Structure | None = None
         """How the model ran last."""
+        self._told: set[str] = set()
+        """The names of what samples that ran alone did not leave alike."""
         self._went_back = False
         """Whether the last removal test also went the way back."""
         self._follow = False
@@ -212,8 +215,9 @@ class Calls:
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
         result = self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
-        if structure.holding or structure.shared or apart is not None:
-            withhold_attributes(self.model, structure.holding)
+        if structure.holding or structure.telling or structure.shared or apart is not None:
+            telling = structure.telling | (self._told if apart is not None else set())
+            withhold_attributes(self.model, structure.holding, telling, value)
             result = without_asides(result, structure, apart)
         return result if isinstance(result, Tensor) else without_objects(result)
 
@@ -346,9 +350,11 @@ class Calls:
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
-        again = Attributes(self.model, self.public_buffers).restore
-        run = Agreement(self.model, self.run)
-        return self._muted(run_apart, run, value, structure.inputs, rows, structure.outputs, again)  # type: ignore[no-any-return]
+        kept = KeptState(self.model, COUNTERS) if structure.counts else Attributes(self.model, self.public_buffers)
+        again, run = kept.restore, Agreement(self.model, self.run, structure.volatile)
+        found = self._muted(run_apart, run, value, structure.inputs, rows, structure.outputs, again)
+        self._told = run.telling
+        return found  # type: ignore[no-any-return]
 
     def _muted(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.recorder.muted += 1

@@ -230,6 +230,7 @@ def still_apart(study: Study, value: tuple[Any, Any], structure: Structure, rows
 def remembered(trial: StructureTrial, other: tuple[Any, Any]) -> str:
     """Where a model still has values of a batch when the ``other`` has followed; empty if nowhere."""
     after = changed(other, torch.clone)
+    trial.snapshot.restore_all()
     samples = [(tensor, dim) for tensor, dim in zip(tensors_in([trial.value]), trial.dims, strict=True)]
     try:
         with Owners(trial.rows, trial.study.seed) as owners:

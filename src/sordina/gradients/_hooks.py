@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _OWN_CLASS = "_sordina_own_class"
 _OWNER = "_sordina_owner"
 _OWN_FORWARD = "_sordina_own_forward"
+_COMPILED = "_compiled_call_impl"
+WRAPPING = (_OWN_FORWARD, _OWN_CLASS, _OWNER, _COMPILED, "forward")
+"""Under these names the class of a module that is wrapped has what is the engine's, and first the module's forward pass
+if that was an attribute."""
 
 
 def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Callable[..., Any] | None = None) -> None:
@@ -64,6 +68,7 @@ def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Ca
         "forward": run,
         **({} if call is None else {"__call__": called}),
         "__reduce_ex__": reduce,
+        _COMPILED: property(_uncompiled, _compile),
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
@@ -72,6 +77,14 @@ def wrap(module: nn.Module, forward: Callable[..., Any], owner: object, call: Ca
         _OWNER: owner,
     }
     module.__class__ = type(kind.__name__, (kind,), members)
+
+
+def _uncompiled(module: nn.Module) -> None:
+    """What `torch.nn.Module.compile` has made of a module is not used while it is listened to."""
+
+
+def _compile(module: nn.Module, compiled: Any) -> None:
+    vars(module)[_COMPILED] = compiled
 
 
 def unwrap(module: nn.Module) -> object | None:

@@ -143,14 +143,14 @@ def inside_generator(value: Any) -> list[Any] | None:
     return None
 
 
-class _Itself:
+class Itself:
     """Equal for one and the same object only: what is not a number is never told from the next."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+        return isinstance(other, Itself) and self.value is other.value
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -183,7 +183,14 @@ def _held(holder: Any) -> dict[str, Any]:
         for method in _methods(kind):
             held |= {_label(method, *named[:2]): named[2] for named in _named(method) if _may_keep(named[2])}
     held |= {name: each for name, each in getattr(holder, "__dict__", {}).items() if not _of_pytorch(holder, name)}
-    return held | holder._modules if isinstance(holder, nn.Module) else held
+    return held | holder._modules | _hooks(holder) if isinstance(holder, nn.Module) else held
+
+
+def _hooks(module: nn.Module) -> dict[str, Any]:
+    """The hooks of a module that are the user's, by name."""
+    tables = [(name, each) for name, each in vars(module).items() if "hooks" in name and isinstance(each, dict)]
+    hooks = [(name, each) for name, table in tables for each in table.values()]
+    return {f"{name} {number}": each for number, (name, each) in enumerate(hooks) if _looked_into(each)}
 
 
 def _of_pytorch(holder: Any, name: str) -> bool:
@@ -330,7 +337,7 @@ def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
         if deep and id(value) not in seen and (own := attributes_of(value)):
             inside = seen | {id(value)}
             return [_plain(value, inside, 0), {name: _plain(each, inside, deep - 1) for name, each in own.items()}]
-        with suppress(Exception):  # a sparse one, or one that is not there yet
+        with suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # a sparse one, or one that is not there yet
             return value.detach().clone() if value.numel() <= _HUGE else (value.shape, digest(value.detach()))
         return kind
     if isinstance(value, np.ndarray):
@@ -344,7 +351,7 @@ def _plain(value: Any, seen: set[int], deep: int, frozen: bool = False) -> Any:
         _gather(value, "", inner, seen, deep, frozen)
         return inner
     if deep and id(value) not in seen and (held := inside_generator(value)) is not None:
-        return _MOVING, [(_Itself(each), _plain(each, seen | {id(value)}, deep - 1, frozen)) for each in held]
+        return _MOVING, [(Itself(each), _plain(each, seen | {id(value)}, deep - 1, frozen)) for each in held]
     if not isinstance(value, (list, tuple, deque, set, frozenset, Mapping)) or not deep or id(value) in seen:
         return kind
     inside = seen | {id(value)}

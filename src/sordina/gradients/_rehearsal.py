@@ -393,21 +393,28 @@ def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
     return (many * (0.1 * (size if np.isfinite(size) else 0.0) + 0.05)).to(value)
 
 
-def fingerprint(model: nn.Module) -> dict[str, int]:
-    """A number for each parameter that changes with its values, to the last bit, and with their order.
+Fingerprint = Mapping[str, tuple[torch.dtype, int]]
+
+
+class Recast(Unsupported):
+    """A forward pass has brought a parameter to another precision."""
+
+
+def fingerprint(model: nn.Module) -> Fingerprint:
+    """The precision of each parameter, and a number that changes with its values, to the last bit, and their order.
 
     The bits of the values as whole numbers, each times an odd random number of its place, added up modulo 2^64: one
     changed value always shows, and several do but by a chance of about one in 2^32 or less.
     """
     with torch.no_grad():
-        return {name: digest(parameter.detach()) for name, parameter in model.named_parameters()}
+        return {name: (each.dtype, digest(each.detach())) for name, each in model.named_parameters()}
 
 
-def check_parameters(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+def check_parameters(before: Fingerprint, after: Fingerprint) -> None:
     """Refuse a forward pass that changed a parameter."""
-    for name, number in before.items():
-        if after.get(name) != number:
-            raise Unsupported(changed_words(name))
+    for name, one in before.items():
+        if (two := after.get(name)) != one:
+            raise (Recast if two is not None and two[0] != one[0] else Unsupported)(changed_words(name))
 
 
 def changed_words(name: str) -> str:
@@ -483,6 +490,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.objects: KeptState | None = None
         self._attributes = Attributes(model)
         self._modules = [(module, dict(module._buffers)) for module in model.modules()]
         self._hooks = [(hooks, dict(hooks)) for module in model.modules() for hooks in _hooks(module)]
@@ -503,6 +511,12 @@ class Snapshot:
                 if old is None or buffer is None or not same(buffer, self._values[id(old)]):
                     names.append(f"{prefix}.{name}" if prefix else name)
         return names
+
+    def restore_all(self) -> None:
+        """Put back also what is inside of objects, and wherever else the model leads to."""
+        if self.objects is not None:
+            self.objects.restore()
+        self.restore()
 
     def restore(self) -> None:
         """Put everything back."""
@@ -548,13 +562,14 @@ def aside(model: nn.Module, anew: bool = False) -> Iterator[Snapshot]:
     for module, _ in rates:
         module.dropout = 0.0
     snapshot = Snapshot(model)
+    snapshot.objects = KeptState(model, 0)
     chance = snapshot.generators.kept()
     if anew:
         snapshot.renew_chance()
     try:
         yield snapshot
     finally:
-        snapshot.restore()
+        snapshot.restore_all()
         for put_back in chance:
             put_back()
         torch.clear_autocast_cache()  # weights that were cast without gradients would have none

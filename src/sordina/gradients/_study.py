@@ -38,7 +38,7 @@ from sordina.gradients._chance import AS_DRAWN, CASES, TOSSES, WithoutChance
 from sordina.gradients._crowds import company_trials, crowd_sizes, crowd_trials, missing_trials
 from sordina.gradients._following import brings_together, in_own_precision, remembered
 from sordina.gradients._hooks import Recorder, Tap, refuse_reentrant
-from sordina.gradients._kept_state import KeptState, kept_state, left_otherwise
+from sordina.gradients._kept_state import kept_state, left_otherwise
 from sordina.gradients._reads import SCALES, Company, Remembered, settled
 from sordina.gradients._rehearsal import (
     CHANGES,
@@ -48,6 +48,7 @@ from sordina.gradients._rehearsal import (
     Dims,
     Limits,
     Maker,
+    Recast,
     Snapshot,
     aside,
     batch_dims,
@@ -139,9 +140,9 @@ class Study:
                     mixing = mixing or error
                     mixed.append(dims)
                     break
-                except Unsupported:
-                    raise
                 except Exception as error:
+                    if isinstance(error, Unsupported) and not (double and isinstance(error, Recast)):
+                        raise
                     failure = failure or error
                     continue
                 if spoke:
@@ -265,6 +266,7 @@ class StructureTrial:
     chance: WithoutChance
     squeezed: bool = False
     """Whether results of one sample alone have fewer dimensions."""
+    telling: set[str] = field(default_factory=set)  # names of what holds values of Python's that depend on samples
 
     def run(self, many: int, larger: tuple[Any, Any], alike: Callable[[], Any]) -> tuple[Structure, bool]:
         """The structure, and whether every parameter's gradient has spoken; ``alike`` makes positive rows."""
@@ -328,10 +330,9 @@ class StructureTrial:
         self, larger: tuple[Any, Any], many: int, alike: Callable[[], Any], places: SamplePlacements
     ) -> tuple[frozenset[Site], str]:
         """Where Python may read values of the samples, or that it reads some that it may not (`settled`)."""
-        kept = KeptState(self.study.model, 0)
 
         def run(value: tuple[Any, Any]) -> Results:
-            kept.restore()
+            self.snapshot.restore_all()
             tensors: Results = self.fresh(partial(self.study.plain, value))
             tensors.kept = numbers_kept(self.study.model)
             wanted = [get_gradient_edge(each) for each in self.study.parameters.values()]
@@ -342,7 +343,7 @@ class StructureTrial:
             return tensors
 
         def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-            check_asides(one, two)
+            self.telling |= check_asides(one, two)
             pairs = zip(one, two, places, strict=False)
             return len(one) == len(two) and all(close(a, b, place.dim if place else None) for a, b, place in pairs)
 
@@ -370,7 +371,7 @@ class StructureTrial:
         except Exception:
             return frozenset(), "the model cannot be watched while it runs"
         finally:
-            kept.restore()
+            self.snapshot.restore_all()
 
     def fresh(self, work: Callable[[], Any]) -> Any:
         """What ``work`` says, with the model as it was."""
@@ -523,7 +524,7 @@ class StructureTrial:
             self.snapshot.restore_chance()
             self._there_and_back(value, 1.0)
 
-        if name := left_otherwise(self.study.model, self.snapshot.restore, play, self._kept, self.value, others):
+        if name := left_otherwise(self.study.model, self.snapshot.restore_all, play, self._kept, self.value, others):
             raise Unsupported(remembers_words(name))
         return name is not None
 
@@ -533,7 +534,7 @@ class StructureTrial:
         return {name: each for name, each in kept_state(self.study.model).items() if name not in vouched}
 
     def _after(self, before: tuple[Any, Any], loud: float) -> list[Tensor]:
-        self.snapshot.restore()
+        self.snapshot.restore_all()
         self._there_and_back(before, loud)
         self.snapshot.restore_chance()
         return self._there_and_back(self.value, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import UserDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
@@ -102,7 +102,7 @@ def sequence_like(value: Any, items: list[Any]) -> Any:
 def _mapping(value: Any, items: dict[Any, Any]) -> Any:
     if type(value) is dict:
         return items
-    twin = copy.copy(value)
+    twin = _copied(value)
     if isinstance(value, UserDict):
         twin.data = dict(value.data)
     for key, each in items.items():
@@ -113,6 +113,20 @@ def _mapping(value: Any, items: dict[Any, Any]) -> Any:
             "give all of its fields when it is made, or use a dictionary."
         )
     return twin
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a mapping, also where its class is made in a way of its own, which copying it does not know."""
+    try:
+        return copy.copy(value)
+    except Exception:
+        if not isinstance(value, dict):
+            raise
+        twin: Any = type(value).__new__(type(value))
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        kind.update(twin, value)
+        getattr(twin, "__dict__", {}).update(getattr(value, "__dict__", {}))
+        return twin
 
 
 def described(value: Any, number: Callable[[float], Any] = lambda number: number) -> Any:

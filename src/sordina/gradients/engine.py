@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients._asides import WithheldObject
 from sordina.gradients._calls import ModelCall, install, remove
 from sordina.gradients._hooks import Recorder, Tap, hooked, leads_to, untapped, used_outside
 from sordina.gradients._rehearsal import Attributes, aside
@@ -354,6 +355,8 @@ def check_losses(losses: Any, batch: int | None = None) -> Tensor:
         losses: What the loss function returned.
         batch: How many samples there were.
     """
+    if isinstance(losses, WithheldObject):
+        losses()  # says why
     if not isinstance(losses, Tensor):
         raise InvalidInput(f"losses must be a tensor with one loss per sample, got {type(losses).__name__}.")
     if losses.dim() == 0:

@@ -53,6 +53,12 @@ class Structure:
     """The places of results that have no row for each sample, and hold values of samples."""
     holding: frozenset[str] = frozenset()
     """Attributes of the model that hold values of samples after a call."""
+    telling: frozenset[str] = frozenset()
+    """The names of what holds values of Python's that do, inside of objects, or on how many samples there are."""
+    volatile: frozenset[str] = frozenset()
+    """The names of what holds values of Python's that are others after every call."""
+    counts: bool = False
+    """Whether something inside of objects is changed by a call."""
     _fitting: dict[Any, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
     """What was found of forward passes that looked the same: `_fit` is a function of what they look like."""
 
