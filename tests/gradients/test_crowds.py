@@ -99,6 +99,20 @@ def test_images_are_tried_in_large_batches_too(bytes_):
         model(images)
 
 
+class Sized(Prepared):
+    """Says whether the batch is a large one."""
+
+    def forward(self, x):
+        return super().forward(x), len(x) > 10
+
+
+def test_a_value_of_python_that_depends_on_a_large_number_of_samples_is_refused():
+    """It was looked at in small batches only, and a loss that goes by it moved by 9.9 times the bound."""
+    model = Sized(lambda x: x, 5)
+    with Engine(model), pytest.raises(Mixing, match="a value of Python's in the model's result"):
+        model(torch.randn(11, 5))
+
+
 def test_work_is_counted_in_multiplications():
     """Of products and convolutions, whatever the number of weights: it decides what is tried in large batches."""
     counts, inputs = [], (torch.randn(1, 100), torch.randn(1, 4, 20, 20))

@@ -318,8 +318,7 @@ class StructureTrial:
         """What differs with the samples in the opposite order, one of them with a far larger gradient."""
         value = flipped(self.value, self.dims)
         result, taps = self._heard(self.rows, value)
-        outputs = list(tensors_in([result]))
-        loud = torch.ones(self.rows)
+        outputs, loud = list(tensors_in([result])), torch.ones(self.rows)
         short = any(tensor.dtype != torch.float64 for tensor in outputs if tensor.is_floating_point())
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
@@ -378,9 +377,8 @@ class StructureTrial:
         return work()
 
     def _check_buffers(self) -> None:
-        for name in self.snapshot.changed_buffers():
-            if name not in self.study.public_buffers:
-                raise Unsupported(kept_words(name))
+        if names := [each for each in self.snapshot.changed_buffers() if each not in self.study.public_buffers]:
+            raise Unsupported(kept_words(names[0]))
 
     def _placements(
         self, few: Sequence[Tensor], many: Sequence[torch.Size], one: Sequence[Any], size: int
@@ -448,22 +446,22 @@ class StructureTrial:
         places: SamplePlacements,
         optional: bool = False,
     ) -> None:
-        """Refuse a model whose results for others change with some samples, in which a twin differs from ``value``.
-
-        Where that is ``optional``, the model need not take it.
-        """
+        """Refuse a model whose results for others change with some samples, in which a twin differs from ``value``, or
+        what else it says with the number of samples. Where that is ``optional``, the model need not take it."""
         rows = rows_in(list(tensors_in([value])), self.dims) or 0
         try:
             before = self._played(value, 0)[0]
         except Exception:
-            if optional:
-                return
-            raise
+            if not optional:
+                raise
+            return
+        check_said([self._played(self.value, 0)[0], before])
         for gone, twin in twins:
             try:
                 after = self._played(twin, 0)[0]
             except Exception:
                 continue  # it does not take such rows
+            check_said([before, after])
             if not others_same(before, after, places, gone, rows):
                 raise Mixing.because("on made-up rows, replacing one sample of several changes what it says of others")
 
@@ -481,12 +479,14 @@ class StructureTrial:
             if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows, rough):
                 raise Mixing.because("on made-up rows, replacing all others changes what the model says of a sample")
 
-    def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[list[Tensor], list[Any]]:
+    def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[Results, list[Any]]:
         """What the model says of ``value`` in a case of chance, and the seeds it used."""
         self.snapshot.restore()
         self.chance.begin(case, seed)
         try:
-            return [tensor.detach() for tensor in self.study.plain(value)], self.chance.seeds()
+            results = self.study.plain(value)
+            results[:] = [tensor.detach() for tensor in results]
+            return results, self.chance.seeds()
         finally:
             self.chance.begin(0)
 
