@@ -405,7 +405,7 @@ class Calls:
                 return list(tensors_in([self.run_apart(which, structure, count or rows)[0]]))
             return list(tensors_in([self._muted(self.run, *which[0], **which[1])]))
 
-        seen = [tensor.detach() for tensor in tensors]
+        seen, value = [tensor.detach() for tensor in tensors], changed(value, _cut_off)
         inputs, outputs = structure.inputs, structure.outputs
         mixes = others_change(self.model, run, value, inputs, outputs, rows, seen, before)
         if mixes is False and not structure.alone and torch.is_grad_enabled():
@@ -423,6 +423,11 @@ class Calls:
                 f"per-sample bound exists, and none holds for the steps since this began. {ADVICE}"
             )
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
+
+
+def _cut_off(tensor: Tensor) -> Tensor:
+    """A tensor without the graph behind it, which an earlier call of the step may still need."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:
