@@ -32,7 +32,7 @@ from sordina.gradients._rehearsal import (
     rows_in,
 )
 from sordina.gradients._study import VANISHES, Study
-from sordina.gradients._tracing import Tracer, between_round, changed, described, found_in, opaque, tensors_in
+from sordina.gradients._tracing import DEEP, Tracer, between_round, changed, described, found_in, opaque, tensors_in
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
@@ -272,7 +272,7 @@ class Calls:
             return None
         shapes = tuple([(x.dtype, tuple([True if size == sizes[0] else size for size in x.shape])) for x in tensors])
         alike = (
-            described(value, between_round),
+            described(value, between_round, DEEP),
             tuple([(dtype, tuple([size is True for size in shape])) for dtype, shape in shapes]),
             tuple([parameter.requires_grad for parameter in self.parameters.values()]),
         )
@@ -311,7 +311,7 @@ class Calls:
             )
         seed = CHANCE.getrandbits(48) if again else 0
         shapes = list(enumerate(tensor.shape for tensor in found_in(value)))
-        kind = described(value, between_round), tuple(len(shape) for _, shape in shapes)
+        kind = described(value, between_round, DEEP), tuple(len(shape) for _, shape in shapes)
         seen = self._constants.setdefault(kind[0], set())
         constant = frozenset(place for place, shape in shapes if (place, shape) in seen)
         known = self._dims.get(kind) if self._unclear(value, sizes[0]) else None

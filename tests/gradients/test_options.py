@@ -1,0 +1,83 @@
+"""Arguments of a model that are no tensors: what it does is studied for each kind of them."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sordina.gradients import Engine
+from sordina.gradients.structure import Mixing
+
+
+class Mode(enum.Enum):
+    PLAIN = "plain"
+    CENTRED = "centred"
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+class Optional(nn.Module):
+    """Centres samples over the batch if its second argument says so."""
+
+    def __init__(self, says: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.layer, self.says = nn.Linear(5, 3), says
+
+    def forward(self, x: Tensor, option: Any) -> Tensor:
+        out: Tensor = self.layer(centred(x) if self.says(option) else x)
+        return out
+
+
+def offset(by: bool) -> Callable[[], bool]:
+    return lambda: by
+
+
+OPTIONS: dict[str, tuple[Any, Any, Callable[[Any], bool]]] = {
+    "member": (Mode.PLAIN, Mode.CENTRED, lambda option: option is Mode.CENTRED),
+    "bytes": (b"plain", b"centred", lambda option: option == b"centred"),
+    "type": (torch.float32, torch.float64, lambda option: option is torch.float64),
+    "set": ({"plain"}, {"centred"}, lambda option: "centred" in option),
+    "slice": (slice(2), slice(3), lambda option: option.stop == 3),
+    "object": (SimpleNamespace(on=False), SimpleNamespace(on=True), lambda option: option.on),
+    "inner object": (
+        SimpleNamespace(inner=SimpleNamespace(on=False)),
+        SimpleNamespace(inner=SimpleNamespace(on=True)),
+        lambda option: option.inner.on,
+    ),
+    "function": (as_it_is, centred, lambda option: option is centred),
+    "closure": (offset(False), offset(True), lambda option: option()),
+    "partial": (functools.partial(bool, 0), functools.partial(bool, 1), lambda option: option()),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_was_not_there_before_is_studied(name: str) -> None:
+    """Options were told by their type alone, so that only random tests saw what another one of it does."""
+    before, after, says = OPTIONS[name]
+    model, x = Optional(says), torch.randn(6, 5)
+    with Engine(model) as engine:
+        engine.record(model(x, before).square().sum(1))
+        engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
+        with pytest.raises(Mixing, match="in company than alone"):
+            model(x, after)
+
+
+def test_an_option_that_counts_steps_is_not_studied_in_every_one() -> None:
+    model, x = Optional(lambda option: False), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for step in range(11, 19):
+            engine.record(model(x, SimpleNamespace(step=step, weight=1 / (step + 1), inner={"seen": step})).sum(1))
+        assert len(engine._calls._known) < 5
