@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,19 @@ BEGAN = (
     "samples mix: operations bring them together that did not before, so no per-sample bound exists, nor does one hold "
     f"for the steps since this began. {ADVICE}"
 )
+
+
+class _Kinds(dict[type, bool]):
+    """Whether values of a type switch something on or off: truths, texts and members of an enumeration."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, (bool, str, enum.Enum))
+        return self[kind]
+
+
+_SWITCHING = _Kinds()
+MOST_WAYS = 16
+"""So many ways in which a model is switched are studied: what changes in every step is no switch."""
 STUDY_FIRST = 128
 """How many lie, on average, before the second look."""
 
@@ -128,6 +142,11 @@ class Calls:
             for key in module._buffers
         ]
         self._all = list(model.parameters())
+        self._attributes = [vars(module) for module in model.modules()]
+        self._switches: tuple[Any, ...] = ()
+        """What was switched on and off in the model when somebody had last changed that between two calls."""
+        self._left = self._switched()
+        self._ways = {self._left}
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
         self._last: Structure | None = None
@@ -146,10 +165,21 @@ class Calls:
         if not self.recorder.listening or self._running:
             return (whole or self.forward)(*args, **kwargs)
         self._running, self.run = True, whole or self.forward
+        self._look_at_switches()
         try:
             return self._run((args, kwargs))
         finally:
-            self._running = False
+            self._running, self._left = False, self._switched()
+
+    def _switched(self) -> tuple[Any, ...]:
+        """The attributes of the model that are truths, texts or members of an enumeration."""
+        return tuple([each for own in self._attributes for each in own.values() if _SWITCHING[each.__class__]])
+
+    def _look_at_switches(self) -> None:
+        """Where somebody has changed what is switched on since the last call, the model is studied as it is now."""
+        if (now := self._switched()) != self._left and (now in self._ways or len(self._ways) < MOST_WAYS):
+            self._ways.add(now)
+            self._switches, self._quick = now, {}
 
     def demand_tests(self) -> None:
         """Do the removal test on the next call for certain, the way back included."""
@@ -275,6 +305,7 @@ class Calls:
             described(value, between_round, DEEP),
             tuple([(dtype, tuple([size is True for size in shape])) for dtype, shape in shapes]),
             tuple([parameter.requires_grad for parameter in self.parameters.values()]),
+            self._switches,
         )
         known = self._known.get((shapes, alike))
         if known is None or due:
