@@ -81,7 +81,7 @@ def test_an_option_that_counts_steps_is_not_studied_in_every_one() -> None:
     with Engine(model) as engine:
         for step in range(11, 19):
             engine.record(model(x, SimpleNamespace(step=step, weight=1 / (step + 1), inner={"seen": step})).sum(1))
-        assert len(engine._calls._known) < 5
+        assert len(engine._calls.ways.known) < 5
 
 
 class Switched(nn.Module):
@@ -106,17 +106,17 @@ def test_what_is_switched_on_between_two_steps_is_studied(switch: tuple[Any, Any
         for _ in range(3):
             engine.record(model(x).square().sum(1))
             engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
-        assert len(engine._calls._known) == 1
+        assert len(engine._calls.ways.known) == 1
         model.part.mode = switch[1]
         with pytest.raises(Mixing, match="in company than alone"):
             model(x)
         model.part.mode = switch[0]
         engine.record(model(x).square().sum(1))
-        known = len(engine._calls._known)
+        known = len(engine._calls.ways.known)
         model.eval()(x)
         model.train()
         engine.record(model(x).square().sum(1))
-        assert len(engine._calls._known) == known
+        assert len(engine._calls.ways.known) == known
 
 
 def test_a_text_that_is_another_one_in_every_step_is_not_studied_for_ever() -> None:
@@ -125,4 +125,27 @@ def test_a_text_that_is_another_one_in_every_step_is_not_studied_for_ever() -> N
         for step in range(30):
             model.name = str(step)  # type: ignore[assignment]
             engine.record(model(x).square().sum(1))
-        assert len(engine._calls._known) <= MOST_WAYS
+        assert len(engine._calls.ways.known) <= MOST_WAYS
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_a_number_in_a_tensor_that_opens_a_gate_is_studied(shape: tuple[int, ...]) -> None:
+    """Manifold mixup after a warm-up, with a weight as `Beta.sample` gives it: 2.5 times the bound."""
+    model, x = Optional(lambda option: bool((option < 1).any())), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for _ in range(3):
+            engine.record(model(x, torch.ones(shape)).square().sum(1))
+            engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
+        assert len(engine._calls.ways.known) == 1
+        with pytest.raises(Mixing, match="in company than alone"):
+            model(x, torch.full(shape, 0.5))
+
+
+@pytest.mark.parametrize("counted", [int, torch.tensor, lambda step: torch.arange(step, step + 5)])
+def test_what_counts_steps_is_not_studied_in_every_one(counted: Callable[[int], Any]) -> None:
+    """A whole number among the arguments was: a step took 43 times as long, and what was learned was kept for ever."""
+    model, x = Optional(lambda option: False), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for step in range(100):
+            engine.record(model(x, counted(step)).square().sum(1))
+        assert len(engine._calls.ways.known) < 45

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
-from sordina.gradients._following import TOGETHER, still_apart
+from sordina.gradients._following import still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
@@ -32,8 +32,9 @@ from sordina.gradients._rehearsal import (
     kept_words,
     rows_in,
 )
-from sordina.gradients._study import VANISHES, Study
-from sordina.gradients._tracing import DEEP, Tracer, between_round, changed, described, found_in, opaque, tensors_in
+from sordina.gradients._study import Study
+from sordina.gradients._tracing import Tracer, changed, found_in, tensors_in
+from sordina.gradients._ways import BEGAN, Ways
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
@@ -57,10 +58,6 @@ STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
 FOLLOWED = 0.25
 """How often operations are followed again at a removal test."""
-BEGAN = (
-    "samples mix: operations bring them together that did not before, so no per-sample bound exists, nor does one hold "
-    f"for the steps since this began. {ADVICE}"
-)
 
 
 class _Kinds(dict[type, bool]):
@@ -125,17 +122,9 @@ class Calls:
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
         self.removal, self.study = RemovalSchedule(), RemovalSchedule(STUDY_EVERY, first=STUDY_FIRST)
-        self._known: dict[Any, Structure] = {}
+        self.ways = Ways(parameters, self._new_study, self._tell_alone)
         self._quick: dict[Any, Structure] = {}
-        """The same by the shape of a sample and the type of a tensor that is the only argument: see `_quickly_told`."""
-        self._alike: set[Any] = set()
-        """Kinds of arguments, whatever their shapes, of which some were studied."""
-        self._together: dict[Any, str] = {}
-        """By such kinds that operations bring samples together, whatever the shapes."""
-        self._constants: dict[Any, set[tuple[int, torch.Size]]] = {}
-        """By kind of arguments the places and shapes of tensors that were seen to hold no samples."""
-        self._dims: dict[Any, Dims] = {}
-        """By kind of arguments where the samples lie, as was seen where sizes told: time may be as long as a batch."""
+        """Structures by the shape of a sample and the type of a tensor that is the only argument (`_quickly_told`)."""
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
             for name, module in model.named_modules()
@@ -268,7 +257,7 @@ class Calls:
         self._tell_alone(why)
         self.recorder.taps = []
         known, alone = structure, replace(structure, alone=why)
-        for table in (self._known, self._quick):
+        for table in (self.ways.known, self._quick):
             table.update({key: alone for key, each in table.items() if each is known})
         return alone
 
@@ -300,25 +289,9 @@ class Calls:
         sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
         if not sizes or not sizes[0]:
             return None
-        shapes = tuple([(x.dtype, tuple([True if size == sizes[0] else size for size in x.shape])) for x in tensors])
-        alike = (
-            described(value, between_round, DEEP),
-            tuple([(dtype, tuple([size is True for size in shape])) for dtype, shape in shapes]),
-            tuple([parameter.requires_grad for parameter in self.parameters.values()]),
-            self._switches,
-        )
-        known = self._known.get((shapes, alike))
-        if known is None or due:
-            before, known = known, self._learned(value, sizes, again=alike in self._alike)
-            if before is not None and not before.alone and known.alone.startswith(TOGETHER):
-                raise Mixing(BEGAN)
-            shown = self._together.get(alike, "") or ("" if before is None else before.alone)
-            if shown and shown != VANISHES:  # no later look takes it back
-                known = replace(known, alone=shown)
-            if known.alone.startswith(TOGETHER):
-                self._together[alike] = known.alone
-            self._known[(shapes, alike)] = known
-            self._alike.add(alike)
+        before = len(self.ways.known)
+        known = self.ways.structure(value, tensors, sizes, self._switches, due)
+        if due or len(self.ways.known) > before:
             self._quick = {}
         if quick is not None:
             self._quick[quick] = known
@@ -333,47 +306,8 @@ class Calls:
             return None
         return shape[1:], tensors[0].dtype
 
-    def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
-        """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
-        if (found := opaque(value)) is not None:
-            raise Unsupported(
-                f"an argument of the model is, or holds, a {type(found).__name__}, of which nobody knows whose samples "
-                "are in it: pass tensors, in lists, tuples, dictionaries or dataclasses if you like."
-            )
-        seed = CHANCE.getrandbits(48) if again else 0
-        shapes = list(enumerate(tensor.shape for tensor in found_in(value)))
-        kind = described(value, between_round, DEEP), tuple(len(shape) for _, shape in shapes)
-        seen = self._constants.setdefault(kind[0], set())
-        constant = frozenset(place for place, shape in shapes if (place, shape) in seen)
-        known = self._dims.get(kind) if self._unclear(value, sizes[0]) else None
-        study = self._new_study(not again, seed, constant, known)
-        refusal: Unsupported | None = None
-        for rows in sizes:
-            try:
-                with apart_from_heap():
-                    found = study.learn(value, rows)
-            except Unsupported as error:
-                refusal = refusal or error
-                if not isinstance(error, Mixing):
-                    break
-                continue
-            if found.alone:
-                self._tell_alone(found.alone)
-            seen.update((place, shape) for place, shape in shapes if rows not in shape)
-            if not self._unclear(value, rows):
-                self._dims[kind] = found.inputs
-            return replace(found, unclear=self._unclear(value, rows) and kind not in self._dims)
-        assert refusal is not None
-        if again:
-            raise type(refusal)(f"{refusal} Nor does one hold for the steps since this began.") from refusal
-        raise refusal
-
     def _new_study(self, *how: Any) -> Study:
         return Study(self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, *how)
-
-    def _unclear(self, value: tuple[Any, Any], rows: int) -> bool:
-        """Whether a tensor has several dimensions of as many elements as there are samples."""
-        return any(list(tensor.shape).count(rows) > 1 for tensor in found_in(value))
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
