@@ -84,12 +84,16 @@ def test_an_option_that_counts_steps_is_not_studied_in_every_one() -> None:
         assert len(engine._calls.ways.known) < 5
 
 
+class Part(nn.Module):
+    """Is looked at."""
+
+
 class Switched(nn.Module):
     """Centres samples over the batch if an attribute of its part says so, and has attributes of its own that change."""
 
     def __init__(self, off: Any) -> None:
         super().__init__()
-        self.layer, self.part = nn.Linear(5, 3), nn.Dropout(0.0)
+        self.layer, self.part = nn.Linear(5, 3), Part()
         self.part.mode, self.off, self.began, self.text = off, off, False, ""  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -255,3 +255,44 @@ def test_tests_of_a_call_on_another_ones_result_leave_that_ones_graph(make: Call
             first = model(torch.randn(ROWS, 5))
             engine.demand_tests()
             assert vectors(engine, model(first).square().sum(1)).any(1).all()
+
+
+class Filled(nn.Module):
+    """Values that are missing get the batch's mean: it runs one sample at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(torch.where(x == 0, x.mean(0), x)).tanh()
+        return out
+
+
+def test_a_model_that_runs_alone_does_so_without_gradients() -> None:
+    """What it said without was of the whole batch, and a loss that aims at it moved by 6.1 times the bound."""
+    model, x = Filled(), torch.randn(12, 5)
+    x[:, 0], x[3] = 0, -900
+    with Engine(model) as engine:
+        said = []
+        for rows in ([*range(12)], [row for row in range(12) if row != 3]):
+            with torch.no_grad():
+                target = model(x[rows])
+            assert not target.requires_grad
+            said.append(target[-8:])
+            engine.record((model(x[rows]) * target).sum(1))
+        assert torch.equal(*said)
+
+
+def test_other_models_run_at_once_without_gradients(caplog: pytest.LogCaptureFixture) -> None:
+    model, x, rows = nn.Linear(5, 3), torch.randn(ROWS, 5), list[int]()
+    model.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    with Engine(model) as engine:
+        for _ in range(3):
+            with torch.no_grad():
+                rows.clear()
+                model(x[:4])
+                assert rows[-1] == 4
+            engine.record(model(x).sum(1))
+    assert not caplog.text

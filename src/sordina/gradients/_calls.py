@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
@@ -18,7 +19,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import still_apart
-from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
+from sordina.gradients._hooks import Recorder, Tap, again, own_class, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
@@ -131,7 +132,8 @@ class Calls:
             for key in module._buffers
         ]
         self._all = list(model.parameters())
-        self._attributes = [vars(module) for module in model.modules()]
+        self._modules = list(model.modules())
+        self._attributes = [vars(each) for each in self._modules if not own_class(each).__module__.startswith("torch.")]
         self._switches: tuple[Any, ...] = ()
         """What was switched on and off in the model when somebody had last changed that between two calls."""
         self._left = self._switched()
@@ -152,7 +154,9 @@ class Calls:
                 return self._again((args, kwargs), self._last)
             return self._muted(whole or self.forward, *args, **kwargs)
         if not self.recorder.listening or self._running:
-            return (whole or self.forward)(*args, **kwargs)
+            run = whole or self.forward
+            quiet = not self._running and self.recorder.unrecorded and self._alone_somewhere()
+            return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
         self._running, self.run = True, whole or self.forward
         self._look_at_switches()
         try:
@@ -160,9 +164,35 @@ class Calls:
         finally:
             self._running, self._left = False, self._switched()
 
+    def _alone_somewhere(self) -> bool:
+        """Whether the model runs one sample at a time in some way it is called, or nobody knows yet."""
+        return not self.ways.known or any(each.alone for each in self.ways.known.values())
+
+    def _without_gradients(self, value: tuple[Any, Any], run: Callable[..., Any]) -> Any:
+        """What the model says without gradients may be what a loss aims at: one sample at a time, if it runs so."""
+        given, structure, self.run = found_in(value), None, run
+        sizes = _likely_rows(given)
+        if any(self.expected in each.shape for each in given) and self.expected:
+            sizes = [self.expected]
+        self._running = True
+        try:
+            with suppress(Exception):  # it is said where gradients are asked for
+                structure = self.ways.structure(value, given, sizes, self._switches, False) if sizes else None
+            rows = rows_in(given, structure.inputs) if structure is not None and structure.alone else 0
+            if structure is None or not rows:
+                return run(*value[0], **value[1])
+            result, apart = self.run_apart(value, structure, rows)
+            return without_objects(without_asides(result, structure, apart))
+        finally:
+            self._running = False
+
     def _switched(self) -> tuple[Any, ...]:
-        """The attributes of the model that are truths, texts or members of an enumeration."""
-        return tuple([each for own in self._attributes for each in own.values() if _SWITCHING[each.__class__]])
+        """What is in training mode, and the attributes of modules that are truths, texts or members of an enumeration.
+
+        Of PyTorch's own modules only the former.
+        """
+        own = [each for own in self._attributes for each in own.values() if _SWITCHING[each.__class__]]
+        return (*[module.training for module in self._modules], *own)
 
     def _look_at_switches(self) -> None:
         """Where somebody has changed what is switched on since the last call, the model is studied as it is now."""

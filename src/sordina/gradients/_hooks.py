@@ -210,6 +210,11 @@ class Recorder:
             return Gathering.running > 0 and self.model.training
         return self.model.training and torch.is_grad_enabled() and not self.muted
 
+    @property
+    def unrecorded(self) -> bool:
+        """Whether a training forward pass is not recorded only because it has no gradients."""
+        return self.model.training and not torch.is_grad_enabled() and not self.muted and not again()
+
     def rows_of_constants(self, label: str, size: int, rows: int) -> bool:
         """Whether ``size`` rows in which no sample takes part are one for each of the ``rows`` samples.
 
