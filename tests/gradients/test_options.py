@@ -153,3 +153,20 @@ def test_what_counts_steps_is_not_studied_in_every_one(counted: Callable[[int], 
         for step in range(100):
             engine.record(model(x, counted(step)).square().sum(1))
         assert len(engine._calls.ways.known) < 45
+
+
+def test_a_hook_that_comes_between_two_steps_is_studied() -> None:
+    """Manifold mixup hangs one on a layer for some steps."""
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for _ in range(3):
+            engine.record(model(x).square().sum(1))
+            engine._calls.removal.left = engine._calls.study.left = 10**9  # no random test is due
+        handle = model[1].register_forward_hook(lambda _, given, result: result + result.flip(0))
+        with pytest.raises(Mixing, match="in company than alone"):
+            model(x)
+        handle.remove()
+        engine.record(model(x).square().sum(1))
+        model[1].register_forward_hook(lambda _, given, result: result * 2)
+        engine.record(model(x).square().sum(1))
+        assert len(engine._calls.ways.known) == 2

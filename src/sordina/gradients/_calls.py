@@ -19,7 +19,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import still_apart
-from sordina.gradients._hooks import Recorder, Tap, again, own_class, unwrap, wrap
+from sordina.gradients._hooks import Recorder, Tap, again, hooks_of, own_class, unwrap, wrap
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import (
@@ -133,11 +133,11 @@ class Calls:
         ]
         self._all = list(model.parameters())
         self._modules = list(model.modules())
+        self._hooks = [table for module in self._modules for table in hooks_of(module)]
         self._attributes = [vars(each) for each in self._modules if not own_class(each).__module__.startswith("torch.")]
-        self._switches: tuple[Any, ...] = ()
+        self._switches = self._left = self._switched()
         """What was switched on and off in the model when somebody had last changed that between two calls."""
-        self._left = self._switched()
-        self._ways = {self._left}
+        self._seen = {self._left}
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
         self._last: Structure | None = None
@@ -187,17 +187,17 @@ class Calls:
             self._running = False
 
     def _switched(self) -> tuple[Any, ...]:
-        """What is in training mode, and the attributes of modules that are truths, texts or members of an enumeration.
+        """What is in training mode, how many hooks there are, and attributes that are truths, texts or enumerated.
 
-        Of PyTorch's own modules only the former.
+        Of PyTorch's own modules no attributes.
         """
         own = [each for own in self._attributes for each in own.values() if _SWITCHING[each.__class__]]
-        return (*[module.training for module in self._modules], *own)
+        return (*[module.training for module in self._modules], *map(len, self._hooks), *own)
 
     def _look_at_switches(self) -> None:
         """Where somebody has changed what is switched on since the last call, the model is studied as it is now."""
-        if (now := self._switched()) != self._left and (now in self._ways or len(self._ways) < MOST_WAYS):
-            self._ways.add(now)
+        if (now := self._switched()) != self._left and (now in self._seen or len(self._seen) < MOST_WAYS):
+            self._seen.add(now)
             self._switches, self._quick = now, {}
 
     def demand_tests(self) -> None:

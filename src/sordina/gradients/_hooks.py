@@ -104,10 +104,14 @@ def calls_itself(module: nn.Module) -> bool:
     return False
 
 
+def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """The hooks that run when a module is called, or on the way back."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
 def hooked(module: nn.Module) -> bool:
     """Whether anything but its forward pass runs when a module is called."""
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    return any(hooks_of(module)) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def wrapped_by(module: nn.Module, owner: object) -> bool:
