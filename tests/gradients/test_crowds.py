@@ -156,3 +156,26 @@ def test_a_removal_test_makes_companies_of_the_batch_itself(name):
     ]
     assert any(found) == (name == "largest")
     assert None not in found
+
+
+class Counted(Prepared):
+    """Hands a number to the loss that depends on how many samples there are, and one that does not."""
+
+    def __init__(self, count):
+        super().__init__(lambda x: x, 5)
+        self.count = count
+
+    def forward(self, x):
+        return super().forward(x), torch.tensor(float(self.count(len(x)))), torch.ones(2)
+
+
+@pytest.mark.parametrize("count", [lambda rows: rows, lambda rows: rows > 10])
+def test_a_tensor_without_rows_that_depends_on_the_number_of_samples_is_withheld(count):
+    """It holds no sample's values, but a loss that goes by it moved by 11.2 times the bound."""
+    model, x = Counted(count), torch.randn(12, 5)
+    with Engine(model) as engine:
+        result, _, constant = model(x)
+        engine.record(result.sum(1) * constant[0])
+        result, number, _ = model(x)
+        with pytest.raises(Unsupported, match="a result of the model that is not one per sample"):
+            result.sum(1) * number

@@ -142,6 +142,8 @@ class Calls:
         self._running = False
         self._last: Structure | None = None
         """How the model ran last."""
+        self._asked = False
+        """Whether anybody has called the model without gradients."""
         self._went_back = False
         """Whether the last removal test also went the way back."""
         self._follow = False
@@ -165,8 +167,9 @@ class Calls:
             self._running, self._left = False, self._switched()
 
     def _alone_somewhere(self) -> bool:
-        """Whether the model runs one sample at a time in some way it is called, or nobody knows yet."""
-        return not self.ways.known or any(each.alone for each in self.ways.known.values())
+        """Whether the model runs one sample at a time in some way it is called, or nobody has looked yet."""
+        asked, self._asked = self._asked, True
+        return not asked or any(each.alone for each in self.ways.known.values())
 
     def _without_gradients(self, value: tuple[Any, Any], run: Callable[..., Any]) -> Any:
         """What the model says without gradients may be what a loss aims at: one sample at a time, if it runs so."""

@@ -112,7 +112,7 @@ class Ways:
         small = [
             each.tolist()
             for each, dim in zip(tensors, self._inputs.get(alike, ()), strict=False)
-            if dim is None and each.numel() <= FEW_VALUES
+            if dim is None and each.layout == torch.strided and each.numel() <= FEW_VALUES
         ]
         told, seen = described(small, between_round, counts=True), self._alike.get(alike, set[Any]())
         return told if told in seen or len(seen) < MOST else None
