@@ -99,6 +99,20 @@ def test_images_are_tried_in_large_batches_too(bytes_):
         model(images)
 
 
+class Sized(Prepared):
+    """Says whether the batch is a large one."""
+
+    def forward(self, x):
+        return super().forward(x), len(x) > 10
+
+
+def test_a_value_of_python_that_depends_on_a_large_number_of_samples_is_refused():
+    """It was looked at in small batches only, and a loss that goes by it moved by 9.9 times the bound."""
+    model = Sized(lambda x: x, 5)
+    with Engine(model), pytest.raises(Mixing, match="a value of Python's in the model's result"):
+        model(torch.randn(11, 5))
+
+
 def test_work_is_counted_in_multiplications():
     """Of products and convolutions, whatever the number of weights: it decides what is tried in large batches."""
     counts, inputs = [], (torch.randn(1, 100), torch.randn(1, 4, 20, 20))
@@ -142,3 +156,26 @@ def test_a_removal_test_makes_companies_of_the_batch_itself(name):
     ]
     assert any(found) == (name == "largest")
     assert None not in found
+
+
+class Counted(Prepared):
+    """Hands a number to the loss that depends on how many samples there are, and one that does not."""
+
+    def __init__(self, count):
+        super().__init__(lambda x: x, 5)
+        self.count = count
+
+    def forward(self, x):
+        return super().forward(x), torch.tensor(float(self.count(len(x)))), torch.ones(2)
+
+
+@pytest.mark.parametrize("count", [lambda rows: rows, lambda rows: rows > 10])
+def test_a_tensor_without_rows_that_depends_on_the_number_of_samples_is_withheld(count):
+    """It holds no sample's values, but a loss that goes by it moved by 11.2 times the bound."""
+    model, x = Counted(count), torch.randn(12, 5)
+    with Engine(model) as engine:
+        result, _, constant = model(x)
+        engine.record(result.sum(1) * constant[0])
+        result, number, _ = model(x)
+        with pytest.raises(Unsupported, match="a result of the model that is not one per sample"):
+            result.sum(1) * number

@@ -877,7 +877,7 @@ def test_a_number_that_changes_in_every_step_is_not_studied_in_every_step():
         for step in range(90):
             engine.record(model(x, 0.101 + step / 1000).square().sum(1))
             model.net.weight.data *= 0.99
-        assert len(engine._calls._known) == 1
+        assert len(engine._calls.ways.known) == 1
 
 
 @pytest.mark.parametrize("number", [float, np.float32, np.float64])

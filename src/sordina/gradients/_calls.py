@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
@@ -16,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
-from sordina.gradients._following import TOGETHER, still_apart
-from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
+from sordina.gradients._following import still_apart
+from sordina.gradients._hooks import Recorder, Tap, again, hooks_of, own_class, unwrap, wrap
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
@@ -32,8 +34,9 @@ from sordina.gradients._rehearsal import (
     kept_words,
     rows_in,
 )
-from sordina.gradients._study import VANISHES, Study
-from sordina.gradients._tracing import Tracer, between_round, changed, described, found_in, opaque, tensors_in
+from sordina.gradients._study import Study
+from sordina.gradients._tracing import Tracer, changed, found_in, tensors_in
+from sordina.gradients._ways import BEGAN, Ways
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
 from sordina.gradients.one_by_one import Apart, run_apart
@@ -57,10 +60,19 @@ STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
 FOLLOWED = 0.25
 """How often operations are followed again at a removal test."""
-BEGAN = (
-    "samples mix: operations bring them together that did not before, so no per-sample bound exists, nor does one hold "
-    f"for the steps since this began. {ADVICE}"
-)
+
+
+class _Kinds(dict[type, bool]):
+    """Whether values of a type switch something on or off: truths, texts and members of an enumeration."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, (bool, str, enum.Enum))
+        return self[kind]
+
+
+_SWITCHING = _Kinds()
+MOST_WAYS = 16
+"""So many ways in which a model is switched are studied: what changes in every step is no switch."""
 STUDY_FIRST = 128
 """How many lie, on average, before the second look."""
 
@@ -112,29 +124,29 @@ class Calls:
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
         self.removal, self.study = RemovalSchedule(), RemovalSchedule(STUDY_EVERY, first=STUDY_FIRST)
-        self._known: dict[Any, Structure] = {}
+        self.ways = Ways(parameters, self._new_study, self._tell_alone)
         self._quick: dict[Any, Structure] = {}
-        """The same by the shape of a sample and the type of a tensor that is the only argument: see `_quickly_told`."""
-        self._alike: set[Any] = set()
-        """Kinds of arguments, whatever their shapes, of which some were studied."""
-        self._together: dict[Any, str] = {}
-        """By such kinds that operations bring samples together, whatever the shapes."""
-        self._constants: dict[Any, set[tuple[int, torch.Size]]] = {}
-        """By kind of arguments the places and shapes of tensors that were seen to hold no samples."""
-        self._dims: dict[Any, Dims] = {}
-        """By kind of arguments where the samples lie, as was seen where sizes told: time may be as long as a batch."""
+        """Structures by the shape of a sample and the type of a tensor that is the only argument (`_quickly_told`)."""
         self._buffers = [
             (module._buffers, key, f"{name}.{key}" if name else key)
             for name, module in model.named_modules()
             for key in module._buffers
         ]
         self._all = list(model.parameters())
+        self._modules = list(model.modules())
+        self._hooks = [table for module in self._modules for table in hooks_of(module)]
+        self._attributes = [vars(each) for each in self._modules if not own_class(each).__module__.startswith("torch.")]
+        self._switches = self._left = self._switched()
+        """What was switched on and off in the model when somebody had last changed that between two calls."""
+        self._seen = {self._left}
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
         self._last: Structure | None = None
         """How the model ran last."""
         self._told: set[str] = set()
         """The names of what samples that ran alone did not leave alike."""
+        self._asked = False
+        """Whether anybody has called the model without gradients."""
         self._went_back = False
         """Whether the last removal test also went the way back."""
         self._follow = False
@@ -147,12 +159,52 @@ class Calls:
                 return self._again((args, kwargs), self._last)
             return self._muted(whole or self.forward, *args, **kwargs)
         if not self.recorder.listening or self._running:
-            return (whole or self.forward)(*args, **kwargs)
+            run = whole or self.forward
+            quiet = not self._running and self.recorder.unrecorded and self._alone_somewhere()
+            return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
         self._running, self.run = True, whole or self.forward
+        self._look_at_switches()
         try:
             return self._run((args, kwargs))
         finally:
+            self._running, self._left = False, self._switched()
+
+    def _alone_somewhere(self) -> bool:
+        """Whether the model runs one sample at a time in some way it is called, or nobody has looked yet."""
+        asked, self._asked = self._asked, True
+        return not asked or any(each.alone for each in self.ways.known.values())
+
+    def _without_gradients(self, value: tuple[Any, Any], run: Callable[..., Any]) -> Any:
+        """What the model says without gradients may be what a loss aims at: one sample at a time, if it runs so."""
+        given, structure, self.run = found_in(value), None, run
+        sizes = _likely_rows(given)
+        if any(self.expected in each.shape for each in given) and self.expected:
+            sizes = [self.expected]
+        self._running = True
+        try:
+            with suppress(Exception):  # it is said where gradients are asked for
+                structure = self.ways.structure(value, given, sizes, self._switches, False) if sizes else None
+            rows = rows_in(given, structure.inputs) if structure is not None and structure.alone else 0
+            if structure is None or not rows:
+                return run(*value[0], **value[1])
+            result, apart = self.run_apart(value, structure, rows)
+            return without_objects(without_asides(result, structure, apart))
+        finally:
             self._running = False
+
+    def _switched(self) -> tuple[Any, ...]:
+        """What is in training mode, how many hooks there are, and attributes that are truths, texts or enumerated.
+
+        Of PyTorch's own modules no attributes.
+        """
+        own = [each for own in self._attributes for each in own.values() if _SWITCHING[each.__class__]]
+        return (*[module.training for module in self._modules], *map(len, self._hooks), *own)
+
+    def _look_at_switches(self) -> None:
+        """Where somebody has changed what is switched on since the last call, the model is studied as it is now."""
+        if (now := self._switched()) != self._left and (now in self._seen or len(self._seen) < MOST_WAYS):
+            self._seen.add(now)
+            self._switches, self._quick = now, {}
 
     def demand_tests(self) -> None:
         """Do the removal test on the next call for certain, the way back included."""
@@ -242,7 +294,7 @@ class Calls:
         self._tell_alone(why)
         self.recorder.taps = []
         known, alone = structure, replace(structure, alone=why)
-        for table in (self._known, self._quick):
+        for table in (self.ways.known, self._quick):
             table.update({key: alone for key, each in table.items() if each is known})
         return alone
 
@@ -274,24 +326,9 @@ class Calls:
         sizes = [self.expected] if self.expected is not None else _likely_rows(tensors)
         if not sizes or not sizes[0]:
             return None
-        shapes = tuple([(x.dtype, tuple([True if size == sizes[0] else size for size in x.shape])) for x in tensors])
-        alike = (
-            described(value, between_round),
-            tuple([(dtype, tuple([size is True for size in shape])) for dtype, shape in shapes]),
-            tuple([parameter.requires_grad for parameter in self.parameters.values()]),
-        )
-        known = self._known.get((shapes, alike))
-        if known is None or due:
-            before, known = known, self._learned(value, sizes, again=alike in self._alike)
-            if before is not None and not before.alone and known.alone.startswith(TOGETHER):
-                raise Mixing(BEGAN)
-            shown = self._together.get(alike, "") or ("" if before is None else before.alone)
-            if shown and shown != VANISHES:  # no later look takes it back
-                known = replace(known, alone=shown)
-            if known.alone.startswith(TOGETHER):
-                self._together[alike] = known.alone
-            self._known[(shapes, alike)] = known
-            self._alike.add(alike)
+        before = len(self.ways.known)
+        known = self.ways.structure(value, tensors, sizes, self._switches, due)
+        if due or len(self.ways.known) > before:
             self._quick = {}
         if quick is not None:
             self._quick[quick] = known
@@ -306,47 +343,8 @@ class Calls:
             return None
         return shape[1:], tensors[0].dtype
 
-    def _learned(self, value: tuple[Any, Any], sizes: Sequence[int], again: bool) -> Structure:
-        """The structure, with as many samples as the first of ``sizes`` for which samples stay apart."""
-        if (found := opaque(value)) is not None:
-            raise Unsupported(
-                f"an argument of the model is, or holds, a {type(found).__name__}, of which nobody knows whose samples "
-                "are in it: pass tensors, in lists, tuples, dictionaries or dataclasses if you like."
-            )
-        seed = CHANCE.getrandbits(48) if again else 0
-        shapes = list(enumerate(tensor.shape for tensor in found_in(value)))
-        kind = described(value, between_round), tuple(len(shape) for _, shape in shapes)
-        seen = self._constants.setdefault(kind[0], set())
-        constant = frozenset(place for place, shape in shapes if (place, shape) in seen)
-        known = self._dims.get(kind) if self._unclear(value, sizes[0]) else None
-        study = self._new_study(not again, seed, constant, known)
-        refusal: Unsupported | None = None
-        for rows in sizes:
-            try:
-                with apart_from_heap():
-                    found = study.learn(value, rows)
-            except Unsupported as error:
-                refusal = refusal or error
-                if not isinstance(error, Mixing):
-                    break
-                continue
-            if found.alone:
-                self._tell_alone(found.alone)
-            seen.update((place, shape) for place, shape in shapes if rows not in shape)
-            if not self._unclear(value, rows):
-                self._dims[kind] = found.inputs
-            return replace(found, unclear=self._unclear(value, rows) and kind not in self._dims)
-        assert refusal is not None
-        if again:
-            raise type(refusal)(f"{refusal} Nor does one hold for the steps since this began.") from refusal
-        raise refusal
-
     def _new_study(self, *how: Any) -> Study:
         return Study(self.model, self.run, self.listen, self.recorder, self.parameters, self.public_buffers, *how)
-
-    def _unclear(self, value: tuple[Any, Any], rows: int) -> bool:
-        """Whether a tensor has several dimensions of as many elements as there are samples."""
-        return any(list(tensor.shape).count(rows) > 1 for tensor in found_in(value))
 
     def run_apart(self, value: tuple[Any, Any], structure: Structure, rows: int) -> tuple[Any, Apart]:
         """Each sample alone."""
@@ -411,7 +409,7 @@ class Calls:
                 return list(tensors_in([self.run_apart(which, structure, count or rows)[0]]))
             return list(tensors_in([self._muted(self.run, *which[0], **which[1])]))
 
-        seen = [tensor.detach() for tensor in tensors]
+        seen, value = [tensor.detach() for tensor in tensors], changed(value, _cut_off)
         inputs, outputs = structure.inputs, structure.outputs
         mixes = others_change(self.model, run, value, inputs, outputs, rows, seen, before)
         if mixes is False and not structure.alone and torch.is_grad_enabled():
@@ -429,6 +427,11 @@ class Calls:
                 f"per-sample bound exists, and none holds for the steps since this began. {ADVICE}"
             )
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
+
+
+def _cut_off(tensor: Tensor) -> Tensor:
+    """A tensor without the graph behind it, which an earlier call of the step may still need."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _likely_rows(tensors: Sequence[Tensor]) -> list[int]:

@@ -117,10 +117,14 @@ def calls_itself(module: nn.Module) -> bool:
     return False
 
 
+def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """The hooks that run when a module is called, or on the way back."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
 def hooked(module: nn.Module) -> bool:
     """Whether anything but its forward pass runs when a module is called."""
-    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(own) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    return any(hooks_of(module)) or calls_itself(module) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def wrapped_by(module: nn.Module, owner: object) -> bool:
@@ -222,6 +226,11 @@ class Recorder:
         if again():
             return Gathering.running > 0 and self.model.training
         return self.model.training and torch.is_grad_enabled() and not self.muted
+
+    @property
+    def unrecorded(self) -> bool:
+        """Whether a training forward pass is not recorded only because it has no gradients."""
+        return self.model.training and not torch.is_grad_enabled() and not self.muted and not again()
 
     def rows_of_constants(self, label: str, size: int, rows: int) -> bool:
         """Whether ``size`` rows in which no sample takes part are one for each of the ``rows`` samples.

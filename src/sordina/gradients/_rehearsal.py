@@ -425,6 +425,12 @@ def changed_words(name: str) -> str:
     )
 
 
+BY_THE_BATCH_BEFORE = (
+    "the model keeps data between batches: what it says of a batch, or its gradient, depends on the batch before, so "
+    "what one record changes has no bound. Remove the memory (queues, averages)."
+)
+
+
 def remembers_words(name: str) -> str:
     """Why a model that keeps data is refused."""
     return (

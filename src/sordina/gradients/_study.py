@@ -41,6 +41,7 @@ from sordina.gradients._hooks import Recorder, Tap, refuse_reentrant
 from sordina.gradients._kept_state import kept_state, left_otherwise
 from sordina.gradients._reads import SCALES, Company, Remembered, settled
 from sordina.gradients._rehearsal import (
+    BY_THE_BATCH_BEFORE,
     CHANGES,
     FEW,
     LOUD,
@@ -83,6 +84,7 @@ from sordina.gradients.one_by_one import (
     SamplePlacements,
     Truth,
     close,
+    loosely_differing,
     others_same,
     part_same,
     piece_of,
@@ -171,22 +173,22 @@ class Study:
     ) -> tuple[Structure, bool]:
         many = batch_sizes(value)[1]
         with self.trial(value, dims, maker, double, wide) as (trial, make, alike):
-            found = trial.run(many, make(many), alike)
+            found, spoke = trial.run(many, make(many), alike)
             if self.thorough:
                 trial.check_history()
                 if name := remembered(trial, make(trial.rows)):
                     raise Unsupported(remembers_words(name))
                 for company in company_trials(make(many), dims, self.generator):
-                    trial.check_trials(*company, found[0].outputs, optional=True)
+                    trial.check_trials(*company, found.outputs, optional=True)
                 for crowd in crowd_trials(self.model, self.plain, make, dims, trial.value, self.generator):
-                    trial.check_trials(*crowd, found[0].outputs)
-                if not found[0].alone:
+                    trial.check_trials(*crowd, found.outputs)
+                if not found.alone:
                     sizes = crowd_sizes(self.plain, dims, trial.value, rows_in(list(tensors_in([value])), dims) or 0)
-                    why = brings_together(trial, found[0], [(size, make(size)) for size in sizes or [many]])
+                    why = brings_together(trial, found, [(size, make(size)) for size in sizes or [many]])
                     for company in () if why else missing_trials(make(many), dims, self.generator):
-                        trial.check_trials(*company, found[0].outputs, optional=True)
-                    return replace(found[0], alone=why), found[1]
-            return found
+                        trial.check_trials(*company, found.outputs, optional=True)
+                    found = replace(found, alone=why)
+            return replace(found, shared=found.shared | trial.uneven), spoke
 
     @contextmanager
     def trial(
@@ -267,6 +269,8 @@ class StructureTrial:
     squeezed: bool = False
     """Whether results of one sample alone have fewer dimensions."""
     telling: set[str] = field(default_factory=set)  # names of what holds values of Python's that depend on samples
+    uneven: set[int] = field(default_factory=set)
+    """The places of results without rows of samples that depend on how many there are."""
 
     def run(self, many: int, larger: tuple[Any, Any], alike: Callable[[], Any]) -> tuple[Structure, bool]:
         """The structure, and whether every parameter's gradient has spoken; ``alike`` makes positive rows."""
@@ -320,8 +324,7 @@ class StructureTrial:
         """What differs with the samples in the opposite order, one of them with a far larger gradient."""
         value = flipped(self.value, self.dims)
         result, taps = self._heard(self.rows, value)
-        outputs = list(tensors_in([result]))
-        loud = torch.ones(self.rows)
+        outputs, loud = list(tensors_in([result])), torch.ones(self.rows)
         short = any(tensor.dtype != torch.float64 for tensor in outputs if tensor.is_floating_point())
         loud[int(torch.randint(self.rows, (), generator=self.study.generator))] = 1e3 if short else 1e6
         return self._gradients(structure, outputs, taps, self._apart(value), loud)[1]
@@ -379,9 +382,8 @@ class StructureTrial:
         return work()
 
     def _check_buffers(self) -> None:
-        for name in self.snapshot.changed_buffers():
-            if name not in self.study.public_buffers:
-                raise Unsupported(kept_words(name))
+        if names := [each for each in self.snapshot.changed_buffers() if each not in self.study.public_buffers]:
+            raise Unsupported(kept_words(names[0]))
 
     def _placements(
         self, few: Sequence[Tensor], many: Sequence[torch.Size], one: Sequence[Any], size: int
@@ -401,14 +403,13 @@ class StructureTrial:
             ):
                 place = None
             found.append(place)
+        self.uneven |= set[int]().union(*(loosely_differing(few, each, found) for each in one))
         return tuple(found)
 
     def _compare(self, together: Sequence[Tensor], apart: Sequence[Sequence[Tensor]], places: SamplePlacements) -> None:
-        for number, (tensor, place) in enumerate(zip(together, places, strict=True)):
-            if place is None:
-                continue
-            alone = torch.cat([tensors[number].detach() for tensors in apart], place.dim)
-            if not close(tensor.detach(), alone, place.dim):
+        for number, place in enumerate(places):
+            alone = [tensors[number].detach() for tensors in apart]
+            if place is not None and not close(together[number].detach(), torch.cat(alone, place.dim), place.dim):
                 if self.chance.left(lambda seed: self._played(self.value, 1, seed)[0]):
                     self.study.recorder.dynamic = "the model draws random numbers where no test can hold them"
                     return
@@ -449,22 +450,23 @@ class StructureTrial:
         places: SamplePlacements,
         optional: bool = False,
     ) -> None:
-        """Refuse a model whose results for others change with some samples, in which a twin differs from ``value``.
-
-        Where that is ``optional``, the model need not take it.
-        """
+        """Refuse a model whose results for others change with some samples, in which a twin differs from ``value``, or
+        what else it says with the number of samples. Where that is ``optional``, the model need not take it."""
         rows = rows_in(list(tensors_in([value])), self.dims) or 0
         try:
             before = self._played(value, 0)[0]
         except Exception:
-            if optional:
-                return
-            raise
+            if not optional:
+                raise
+            return
+        check_said([few := self._played(self.value, 0)[0], before])
+        self.uneven |= loosely_differing(few, before, places)
         for gone, twin in twins:
             try:
                 after = self._played(twin, 0)[0]
             except Exception:
                 continue  # it does not take such rows
+            check_said([before, after])
             if not others_same(before, after, places, gone, rows):
                 raise Mixing.because("on made-up rows, replacing one sample of several changes what it says of others")
 
@@ -482,12 +484,14 @@ class StructureTrial:
             if len(after) != len(before) or not part_same(before, own, places, sample, 1, rows, rough):
                 raise Mixing.because("on made-up rows, replacing all others changes what the model says of a sample")
 
-    def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[list[Tensor], list[Any]]:
+    def _played(self, value: tuple[Any, Any], case: int, seed: int = 0) -> tuple[Results, list[Any]]:
         """What the model says of ``value`` in a case of chance, and the seeds it used."""
         self.snapshot.restore()
         self.chance.begin(case, seed)
         try:
-            return [tensor.detach() for tensor in self.study.plain(value)], self.chance.seeds()
+            results = self.study.plain(value)
+            results[:] = [tensor.detach() for tensor in results]
+            return results, self.chance.seeds()
         finally:
             self.chance.begin(0)
 
@@ -496,10 +500,7 @@ class StructureTrial:
         afterwards = [self._after(*each) for each in (quiet, (larger, 1e9), (few, 1e9))]
         for one, two in (pair for later in afterwards[1:] for pair in zip(afterwards[0], later, strict=True)):
             if one.shape != two.shape or not close(one, two, None):
-                raise Unsupported(
-                    "the model keeps data between batches: what it says of a batch, or its gradient, depends on the "
-                    "batch before, so what one record changes has no bound. Remove the memory (queues, averages)."
-                )
+                raise Unsupported(BY_THE_BATCH_BEFORE)
 
     def check_history(self) -> None:
         """Refuse a model that keeps something of a batch beyond the next one, whether it is used now or much later.
@@ -547,11 +548,10 @@ class StructureTrial:
         looked = looked_at(self.study.model, self.study.seed)
         if not chosen or not looked or not self.study.thorough:
             return told
-        try:
+        with suppress(Exception):  # no way back: it will be said elsewhere
             found = gone_back(chosen, looked, [tensor.detach() * loud for tensor in chosen])
-        except Exception:
-            return told  # no way back: it will be said elsewhere
-        return [*told, *(each.detach() for each in found if each is not None and not each.is_sparse)]
+            return [*told, *(each.detach() for each in found if each is not None and not each.is_sparse)]
+        return told
 
     def _gradients(
         self,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import enum
 import math
+import types
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,32 +132,67 @@ def _copied(value: Any) -> Any:
         return twin
 
 
-def described(value: Any, number: Callable[[float], Any] = lambda number: number) -> Any:
+def described(
+    value: Any, number: Callable[[float], Any] = lambda number: number, deep: int = 0, counts: bool = False
+) -> Any:
     """What ``value`` is apart from its tensors: equal for two values that differ in tensors only.
 
     Args:
         value: Anything.
         number: What a number with a fraction is told by.
+        deep: How deep objects and functions are looked into.
+        counts: Whether whole numbers are told by that too, as in these, where they may count steps.
 
     >>> import torch
     >>> described((torch.ones(2), True)) == described((torch.zeros(5), True)) != described((torch.ones(2), False))
     True
     """
+    inside = partial(described, number=number, deep=deep, counts=counts)
     if isinstance(value, Tensor):
         return Tensor
     if isinstance(value, (list, tuple)):
-        return (type(value), *(described(each, number) for each in value))
+        return (type(value), *map(inside, value))
     if isinstance(value, Mapping):
-        return (type(value), *((key, described(each, number)) for key, each in value.items()))
+        return (type(value), *((key, inside(each)) for key, each in value.items()))
     if is_dataclass(value) and not isinstance(value, type):
-        return (type(value), *(described(getattr(value, each.name), number) for each in fields(value)))
+        return (type(value), *(inside(getattr(value, each.name)) for each in fields(value)))
     if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
-        return (type(value), described(plain, number))
+        return (type(value), inside(plain))
     if isinstance(value, float):
         return number(value)
-    if isinstance(value, (str, int, bool, type(None))):
+    if counts and type(value) is int and abs(value) < LARGEST:
+        return number(float(value))
+    if isinstance(value, (str, int, bool, type(None), *CONSTANTS)):
         return value
-    return type(value)
+    if isinstance(value, (set, frozenset)):
+        return (type(value), frozenset(map(inside, value)))
+    if isinstance(value, slice):
+        return (slice, inside(value.start), inside(value.stop), inside(value.step))
+    return _of_object(value, number, deep - 1) if deep else type(value)
+
+
+CONSTANTS = (enum.Enum, complex, bytes, range, type, torch.dtype, torch.device, types.BuiltinFunctionType)
+"""What is told by itself, beside numbers and texts."""
+
+
+def _of_object(value: Any, number: Callable[[float], Any], deep: int) -> Any:
+    """What an object or a function is: its kind, and the options in it."""
+    told = partial(described, number=number, deep=deep, counts=True)
+    if isinstance(value, partial):
+        options = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        options = [value.__func__, value.__self__]
+    elif isinstance(value, types.FunctionType):
+        cells = [each.cell_contents for each in value.__closure__ or () if each != types.CellType()]
+        return (value.__code__, *map(told, (*cells, *(value.__defaults__ or ()))))
+    else:
+        own = {} if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
+        return (type(value), *((name, told(each)) for name, each in own.items()))
+    return (type(value), *map(told, options))
+
+
+DEEP, LARGEST = 8, 1e15
+"""How deep objects are looked into; whole numbers in them that are larger are told by themselves."""
 
 
 def between_round(number: float) -> Any:

@@ -21,7 +21,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._asides import WithheldObject
 from sordina.gradients._calls import ModelCall, install, remove
-from sordina.gradients._hooks import Recorder, Tap, hooked, leads_to, untapped, used_outside
+from sordina.gradients._hooks import Gathering, Recorder, Tap, hooked, leads_to, untapped, used_outside
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients._tracing import changed, found_in
 from sordina.gradients.checks import check
@@ -287,7 +287,8 @@ class Engine:
         """Each sample alone, from the gradients of the model's results on."""
         edges = [edge for call in calls for edge in call.edges]
         asked: list[Any] = [edge for edge in edges if edge is not None]
-        found = iter(torch.autograd.grad(losses, asked, torch.ones_like(losses), allow_unused=True))
+        with Gathering():  # on the way to a call whose result is another's argument
+            found = iter(torch.autograd.grad(losses, asked, torch.ones_like(losses), allow_unused=True))
         gradients = iter([None if edge is None else next(found) for edge in edges])
         pieces = [BackwardPiece() for _ in losses]
         mixed = any(call.apart for call in calls)

@@ -439,6 +439,14 @@ def _norm(vector: Tensor) -> Tensor:
     return norm
 
 
+def loosely_differing(
+    one: Sequence[Tensor], two: Sequence[Tensor], places: Sequence[SamplePlacement | None]
+) -> set[int]:
+    """The places of results without rows of samples that differ between two batches."""
+    loose = [place for place, each in enumerate(places) if each is None and place < min(len(one), len(two))]
+    return {place for place in loose if not close(one[place].detach(), two[place].detach(), None)}
+
+
 def others_same(
     before: Sequence[Tensor],
     after: Sequence[Tensor],

@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._crowds import company_trials
+from sordina.gradients._hooks import Gathering
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
     CHANGES,
@@ -496,7 +497,8 @@ def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int =
     reach their own results only.
     """
     try:
-        with torch.autograd.set_detect_anomaly(False):  # it would stop at the probe's own NaN
+        # anomaly mode would stop at the probe's own NaN; where calls are chained, a checkpoint is computed again
+        with torch.autograd.set_detect_anomaly(False), Gathering():
             _check_losses_apart(losses, calls, probes)
     except Mixing as error:
         if any(call.structure.unclear for call in calls):
