@@ -284,3 +284,50 @@ def test_what_cannot_be_told_quickly_is_not_still() -> None:
     model = Quiet()
     model.items.append(Slotted(1))
     assert not Stillness(model).holds()
+
+
+class Counting(Called):
+    """Leaves how many samples there were, as a tensor that no sample is in."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.box = SimpleNamespace(size=torch.tensor(1.0))
+        self.size = torch.tensor(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.tensor(float(len(x)))
+        if self.kind == "attribute":
+            self.size = size
+        elif self.kind == "object":
+            self.box.size = size
+        elif self.kind == "written":
+            self.size.fill_(len(x))
+        return super().forward(x)
+
+    def told(self) -> Tensor:
+        return self.box.size if self.kind == "object" else self.size
+
+
+@pytest.mark.parametrize("kind", ["attribute", "object", "written"])
+def test_a_tensor_that_tells_how_many_samples_there_are_is_withheld(kind):
+    """Moved the sum by 11 bounds: the losses of all went by one sample more."""
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        found = cross_entropy(model(x), y, reduction="none")
+        return found * (1 if model.told() % 2 == 0 else -1)
+
+    with pytest.raises(Unsupported):
+        change(Counting(kind), *large_last(), losses)
+
+
+def test_a_tensor_of_another_shape_for_another_batch_stops_nothing():
+    """Zeros to begin with, made anew for batches of another size."""
+
+    class Recurrent(Called):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "start") or len(self.start) != len(x):
+                self.start = torch.zeros(len(x), 1)
+            return super().forward(x + self.start)
+
+    assert change(Recurrent(), *large_last()) <= 1 + 1e-5

@@ -250,18 +250,30 @@ def _with_numbers(trial: StructureTrial, structure: Structure, larger: tuple[Any
     """
     model, back = trial.study.model, trial.snapshot.restore_all
 
-    def kept(value: tuple[Any, Any]) -> Kept:
+    def kept(value: tuple[Any, Any]) -> tuple[Kept, dict[str, Tensor]]:
         back()
+        old = {id(each): (each, _version(each)) for _, each in held_by(model)}
         trial.fresh(partial(trial.study.plain, value))
-        return numbers_kept(model)
+        made = {name: each for name, each in held_by(model) if (each, _version(each)) != old.get(id(each))}
+        return numbers_kept(model), {name: each.detach().clone() for name, each in made.items()}
 
     back()
-    before, usual, again = numbers_kept(model), kept(trial.value), kept(trial.value)
+    before, (usual, first), (again, second) = numbers_kept(model), kept(trial.value), kept(trial.value)
     volatile = usual.differing(again)  # as the time of day
     others = [kept(value) for value in (larger, *(part(trial.value, trial.dims, row) for row in (0, 1)))]
-    telling = trial.telling.union(*map(usual.differing, others)) - volatile
+    telling = trial.telling.union(*(usual.differing(numbers) for numbers, _ in others)) - volatile
     counts = any(all_differing(before.within, usual.within))
-    return replace(structure, telling=frozenset(telling), volatile=frozenset(volatile), counts=counts)
+    held = {name for _, tensors in others for name in _otherwise(first, tensors)} - _otherwise(first, second)
+    return replace(
+        structure, telling=frozenset(telling), volatile=frozenset(volatile), counts=counts,
+        holding=structure.holding | held - trial.study.public_buffers,
+    )  # fmt: skip
+
+
+def _otherwise(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> set[str]:
+    """The names of tensors of one shape with other values: among them those that tell how many samples there were."""
+    shared = {name for name in one.keys() & two.keys() if one[name].shape == two[name].shape}
+    return {name for name in shared if not torch.equal(one[name].nan_to_num(), two[name].nan_to_num())}
 
 
 # What is left in attributes, or wherever else a model leads to.
