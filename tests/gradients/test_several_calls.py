@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.checkpoint import checkpoint
 
@@ -287,12 +288,15 @@ def test_a_model_that_runs_alone_does_so_without_gradients() -> None:
 
 def test_other_models_run_at_once_without_gradients(caplog: pytest.LogCaptureFixture) -> None:
     model, x, rows = nn.Linear(5, 3), torch.randn(ROWS, 5), list[int]()
-    model.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
-    with Engine(model) as engine:
-        for _ in range(3):
-            with torch.no_grad():
-                rows.clear()
-                model(x[:4])
-                assert rows[-1] == 4
-            engine.record(model(x).sum(1))
+    watching = register_module_forward_pre_hook(lambda _, given: rows.append(len(given[0])))  # not the model's own
+    try:
+        with Engine(model) as engine:
+            for _ in range(3):
+                with torch.no_grad():
+                    rows.clear()
+                    model(x[:4])
+                    assert rows[-1] == 4
+                engine.record(model(x).sum(1))
+    finally:
+        watching.remove()
     assert not caplog.text
