@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,19 +102,20 @@ def _unseen(value: Any, deep: int, seen: dict[int, Any]) -> bool:
 def _mapping(value: Any, deep: int, seen: dict[int, Any]) -> Any:
     if len(value) > _WIDE:
         return {"length": len(value)}
-    if not _unseen(value, deep, seen):
-        return dict
+    if not value or not _unseen(value, deep, seen):
+        return _EMPTY
     return _all_told([pair for pair in dict.items(value) if pair[0].__class__ in _KEYS], deep - 1, seen)
 
 
+_EMPTY: dict[Any, Any] = {}
 _KEYS = {str, int, bool, type(None)}
 
 
 def _sequence(value: Any, deep: int, seen: dict[int, Any]) -> Any:
     if len(value) > _WIDE:
         return {"length": len(value)}
-    if not _unseen(value, deep, seen):
-        return list
+    if not value or not _unseen(value, deep, seen):
+        return _EMPTY
     return _all_told(enumerate(value), deep - 1, seen)
 
 
@@ -155,9 +156,14 @@ def _object(value: Any, deep: int, seen: dict[int, Any]) -> Any:
     kind = value.__class__
     if not _unseen(value, deep, seen):
         return kind
-    own = {"class": kind, **getattr(value, "__dict__", {})}
-    own |= {name: getattr(value, name, None) for name in _slots(kind)}
-    return {"length": len(own)} if len(own) > _WIDE * 4 else _all_told(own.items(), deep - 1, seen)
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    if slots := _slots(kind):
+        own = own | {name: getattr(value, name, None) for name in slots}
+    if len(own) > _WIDE * 4:
+        return {"length": len(own)}
+    found = _all_told(own.items(), deep - 1, seen)
+    found["class"] = _class(kind, deep - 1, seen)
+    return found
 
 
 @cache
@@ -179,9 +185,13 @@ def _class(value: Any, deep: int, seen: dict[int, Any]) -> Any:
     return found
 
 
+def _small(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.numel() <= _FEW_VALUES
+
+
 def _tensor(value: Any, deep: int, seen: dict[int, Any]) -> Any:
     """What is in a small tensor that does not learn; elsewhere than on the processor, how often it was changed."""
-    if value.requires_grad or value.numel() > _FEW_VALUES or value.layout != torch.strided:
+    if value.requires_grad or not _small(value) or value.layout != torch.strided:
         return Tensor
     if value.device.type != "cpu":
         return {"version": 0 if value.is_inference() else value._version}
@@ -240,28 +250,28 @@ class _Table:
     def __init__(self, own: Mapping[str, Any], alike: tuple[type, ...] = ()) -> None:
         """What is in ``own``; values of types in ``alike`` are told by themselves, too."""
         self.own, self.alike, self.size = own, alike, -1
-        self.getter, self.plain = itemgetter("", ""), tuple[Any, ...]()
+        self.getter: Callable[[Any], Any] = _nothing
+        self.plain: tuple[Any, ...] = ()
         self.told: dict[str, Any] = {}
         self.others: list[str] = []
 
     def state(self, seen: dict[int, Any]) -> dict[str, Any]:
         """What it holds, as it is told."""
         own = self.own
-        if len(own) != self.size or not self._as_before():
-            self._tell()
-        if not self.others:
-            return self.told
-        return self.told | _all_told([(name, own[name]) for name in self.others], _DEEP, seen)
-
-    def _as_before(self) -> bool:
         try:
-            return all(map(is_, self.getter(self.own), self.plain)) and all(map(self.own.__contains__, self.others))
-        except KeyError:  # as many others are there
-            return False
+            if len(own) != self.size or self.getter(own) != self.plain:
+                self._tell()
+            if not self.others:
+                return self.told
+            others = [(name, own[name]) for name in self.others]
+        except Exception:  # as many others are there, or what was plain is something that does not compare
+            self._tell()
+            others = [(name, own[name]) for name in self.others]
+        return self.told | _all_told(others, _DEEP, seen)
 
     def _tell(self) -> None:
         names = [name for name in self.own if name[:2] != "__" and name not in _PYTORCHS]
-        simple = [name for name in names if self._simple(self.own[name].__class__)]
+        simple = [name for name in names if self._simple(self.own[name])]
         self.others, self.told = [name for name in names if name not in simple], {n: self.own[n] for n in simple}
         self.size = len(self.own)
         if simple:
@@ -269,7 +279,10 @@ class _Table:
         else:
             self.getter, self.plain = _nothing, ()
 
-    def _simple(self, kind: type) -> bool:
+    def _simple(self, value: Any) -> bool:
+        kind = value.__class__
+        if kind is tuple:
+            return all(_TELLERS[each.__class__] is None for each in value)
         return kind in self.alike or _TELLERS[kind] is None
 
 
@@ -288,10 +301,8 @@ class Switches:
         modules = list(model.modules())
         self._own = [_Table(vars(module)) for module in modules]
         self._hooks = [table for module in modules for table in hooks_of(module)]
-        small = [(t, name) for each in modules for t in (each._buffers, each._parameters) for name in t]
-        self._small = [
-            pair for pair in small if pair[0][pair[1]] is not None and pair[0][pair[1]].numel() <= _FEW_VALUES
-        ]
+        tensors = [(table, name) for each in modules for table in (each._buffers, each._parameters) for name in table]
+        self._small = [(table, name) for table, name in tensors if _small(table[name])]
         kinds = dict.fromkeys(kind for module in modules for kind in own_class(module).__mro__)
         spaces = [vars(kind) for kind in kinds if not _installed(kind.__module__)]
         self._classes = [_Table(space, _OF_CLASSES) for space in spaces]
@@ -382,7 +393,7 @@ class Switches:
         fresh = {self._answers.get(at, at): None for at, value in changes.items() if value not in self._values[at]}
         for at, value in changes.items():
             self._values[at].add(value)
-        self._now = {at: value for at, value in (self._now | changes).items() if value != self._first[at]}
+        self._now = {at: value for at, value in {**self._now, **changes}.items() if value != self._first[at]}
         restless = [at for at in fresh if self._charged.get(at, 0) >= MOST_WAYS]
         for at in restless:
             self._charged[at] += 1
@@ -420,7 +431,11 @@ class Switches:
         return frozenset(each for each in state if charged.get(answers.get(each[0], each[0]), 0) < MOST_WAYS)
 
 
-_GONE = enum.Enum("_GONE", ["GONE"])["GONE"]
+class _Gone(enum.Enum):
+    GONE = 0
+
+
+_GONE = _Gone.GONE
 
 
 def _leaves(at: Position, value: Any) -> Iterator[tuple[Position, Any]]:
