@@ -270,7 +270,7 @@ class _Table:
         return self.told | _all_told(others, _DEEP, seen)
 
     def _tell(self) -> None:
-        names = [name for name in self.own if name[:2] != "__" and name not in _PYTORCHS]
+        names = [name for name in self.own if not name.startswith(_NOBODYS) and name not in _PYTORCHS]
         simple = [name for name in names if self._simple(self.own[name])]
         self.others, self.told = [name for name in names if name not in simple], {n: self.own[n] for n in simple}
         self.size = len(self.own)
@@ -290,6 +290,8 @@ def _nothing(own: Any) -> tuple[Any, ...]:
     return ()
 
 
+_NOBODYS = ("__", "_sordina")
+"""So begin names of what is Python's, or the engine's."""
 _OF_CLASSES = (types.FunctionType, property, staticmethod, classmethod)
 
 
