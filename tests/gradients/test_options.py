@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina.gradients import Engine
-from sordina.gradients._calls import MOST_WAYS
+from sordina.gradients._switches import MOST_WAYS
 from sordina.gradients.structure import Mixing
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import still_apart
-from sordina.gradients._hooks import Recorder, Tap, again, hooks_of, own_class, unwrap, wrap
+from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
@@ -35,6 +34,7 @@ from sordina.gradients._rehearsal import (
     rows_in,
 )
 from sordina.gradients._study import Study
+from sordina.gradients._switches import Switches
 from sordina.gradients._tracing import Tracer, changed, found_in, tensors_in
 from sordina.gradients._ways import BEGAN, Ways
 from sordina.gradients.checks import check
@@ -60,19 +60,6 @@ STUDY_EVERY = 1024
 """How many calls lie, in the long run, between two looks at the structure."""
 FOLLOWED = 0.25
 """How often operations are followed again at a removal test."""
-
-
-class _Kinds(dict[type, bool]):
-    """Whether values of a type switch something on or off: truths, texts and members of an enumeration."""
-
-    def __missing__(self, kind: type) -> bool:
-        self[kind] = issubclass(kind, (bool, str, enum.Enum))
-        return self[kind]
-
-
-_SWITCHING = _Kinds()
-MOST_WAYS = 16
-"""So many ways in which a model is switched are studied: what changes in every step is no switch."""
 STUDY_FIRST = 128
 """How many lie, on average, before the second look."""
 
@@ -133,12 +120,7 @@ class Calls:
             for key in module._buffers
         ]
         self._all = list(model.parameters())
-        self._modules = list(model.modules())
-        self._hooks = [table for module in self._modules for table in hooks_of(module)]
-        self._attributes = [vars(each) for each in self._modules if not own_class(each).__module__.startswith("torch.")]
-        self._switches = self._left = self._switched()
-        """What was switched on and off in the model when somebody had last changed that between two calls."""
-        self._seen = {self._left}
+        self.switches = Switches(model)
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
         self._last: Structure | None = None
@@ -151,6 +133,8 @@ class Calls:
         """Whether the last removal test also went the way back."""
         self._follow = False
         """Whether operations are to be followed at the next removal test for certain."""
+        self._owed = False
+        """Whether the model is switched as it never was, and has not been tested so."""
 
     def __call__(self, *args: Any, whole: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         """The model's forward pass, or the ``whole`` of what happens when the model is called."""
@@ -167,7 +151,8 @@ class Calls:
         try:
             return self._run((args, kwargs))
         finally:
-            self._running, self._left = False, self._switched()
+            self._running = False
+            self.switches.left()
 
     def _alone_somewhere(self) -> bool:
         """Whether the model runs one sample at a time in some way it is called, or nobody has looked yet."""
@@ -183,7 +168,7 @@ class Calls:
         self._running = True
         try:
             with suppress(Exception):  # it is said where gradients are asked for
-                structure = self.ways.structure(value, given, sizes, self._switches, False) if sizes else None
+                structure = self.ways.structure(value, given, sizes, self.switches.way, False) if sizes else None
             rows = rows_in(given, structure.inputs) if structure is not None and structure.alone else 0
             if structure is None or not rows:
                 return run(*value[0], **value[1])
@@ -192,19 +177,14 @@ class Calls:
         finally:
             self._running = False
 
-    def _switched(self) -> tuple[Any, ...]:
-        """What is in training mode, how many hooks there are, and attributes that are truths, texts or enumerated.
-
-        Of PyTorch's own modules no attributes.
-        """
-        own = [each for own in self._attributes for each in own.values() if _SWITCHING[each.__class__]]
-        return (*[module.training for module in self._modules], *map(len, self._hooks), *own)
-
     def _look_at_switches(self) -> None:
         """Where somebody has changed what is switched on since the last call, the model is studied as it is now."""
-        if (now := self._switched()) != self._left and (now in self._seen or len(self._seen) < MOST_WAYS):
-            self._seen.add(now)
-            self._switches, self._quick = now, {}
+        another, test = self.switches.look()
+        if another:
+            self._quick = {}
+        if test or self._owed:
+            self._owed = True
+            self.demand_tests()
 
     def demand_tests(self) -> None:
         """Do the removal test on the next call for certain, the way back included."""
@@ -263,6 +243,7 @@ class Calls:
                 else:
                     result = self.listen(rows, structure.inputs, *value)
                 tensors = list(tensors_in([result]))
+            self._owed = False
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
@@ -327,7 +308,7 @@ class Calls:
         if not sizes or not sizes[0]:
             return None
         before = len(self.ways.known)
-        known = self.ways.structure(value, tensors, sizes, self._switches, due)
+        known = self.ways.structure(value, tensors, sizes, self.switches.way, due)
         if due or len(self.ways.known) > before:
             self._quick = {}
         if quick is not None:

@@ -21,7 +21,7 @@ from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
 from sordina.gradients._following import TOGETHER
-from sordina.gradients._kept_state import COUNTERS, KeptState
+from sordina.gradients._kept_state import COUNTERS, KeptState, keeps_nothing
 from sordina.gradients._rehearsal import Attributes, Dims, aside, check_parameters, fingerprint, part
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.removal import LossWatch, RemovalSchedule
@@ -437,6 +437,7 @@ class FailingRows:
     ) -> None:
         self.model, self.losses, self.engine, self.loss = model, losses, engine, loss
         self._counts = [name for name, each in model.named_buffers() if each.numel() == 1]
+        self._keeps_nothing = keeps_nothing(loss)
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``."""
@@ -469,10 +470,12 @@ class FailingRows:
 
     def kept(self) -> Callable[[], None]:
         """What puts back what the loss and the model keep now."""
-        loss, model = KeptState(self.loss, COUNTERS), Attributes(self.model, self._counts)
+        loss = None if self._keeps_nothing else KeptState(self.loss, COUNTERS)
+        model = Attributes(self.model, self._counts)
 
         def restore() -> None:
-            loss.restore()
+            if loss is not None:
+                loss.restore()
             model.restore()
 
         return restore
