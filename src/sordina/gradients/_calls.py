@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
+from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, hooks_of, own_class, unwrap, wrap
@@ -157,12 +158,13 @@ class Calls:
         if LossWatch.checking and not self._running:
             if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
-            return self._muted(whole or self.forward, *args, **kwargs)
+            return self._muted(left_alone(whole or self.forward, self._modules), *args, **kwargs)
         if not self.recorder.listening or self._running:
-            run = whole or self.forward
-            quiet = not self._running and self.recorder.unrecorded and self._alone_somewhere()
+            run, quiet = whole or self.forward, not self._running and self.recorder.unrecorded
+            run = left_alone(run, self._modules) if quiet else run
+            quiet = quiet and self._alone_somewhere()
             return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
-        self._running, self.run = True, whole or self.forward
+        self._running, self.run = True, left_alone(whole or self.forward, self._modules)
         self._look_at_switches()
         try:
             return self._run((args, kwargs))

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -385,12 +385,13 @@ class KeptState:
     Args:
         holder: An object, a module or a function.
         frozen: Parameters that do not learn are put back up to so many values; those that learn never are.
+        others: Objects that are left as they are.
     """
 
-    def __init__(self, holder: Any, frozen: int = _HUGE) -> None:
+    def __init__(self, holder: Any, frozen: int = _HUGE, others: Iterable[Any] = ()) -> None:
         self._frozen = frozen
         self._places: list[Callable[[], object]] = []
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, Any] = {id(each): each for each in others}
         todo = [] if keeps_nothing(holder) else [holder]
         while todo and len(self._seen) < _MOST:
             value = todo.pop()
