@@ -271,7 +271,7 @@ class Calls:
         result = self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
         if structure.holding or structure.telling or structure.shared or apart is not None:
             telling = structure.telling | (self._told if apart is not None else set())
-            withhold_attributes(self.model, structure.holding, telling, value)
+            withhold_attributes(self.model, structure.holding, telling, value, structure.volatile)
             result = without_asides(result, structure, apart)
         return result if isinstance(result, Tensor) else without_objects(result)
 
