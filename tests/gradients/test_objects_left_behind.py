@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from sordina.errors import Unsupported
 from sordina.gradients import Engine
+from sordina.gradients._asides import numbers_kept
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._reach import Stillness
 
@@ -379,3 +380,59 @@ def test_a_time_that_nobody_reads_stops_nothing(name: str) -> None:
     model = Timed(TIMED[name][0])
     assert change(model, *large_last(), not_reading) < 1.00001
     assert f"{model.head[0]:.2f}" == "withheld"
+
+
+class Large(Called):
+    """Leads to more things than anybody looks at one by one, before it leaves something."""
+
+    def __init__(self, tables: Any) -> None:
+        super().__init__()
+        self.tables, self.stats = tables, dict[str, Any]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stats["scale"] = x.detach().abs().max()
+        return self.net(x)
+
+
+def test_what_is_left_behind_many_things_is_withheld() -> None:
+    """Nobody looked at more than 20 000 things (2.4 C)."""
+
+    def losses(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x) / model.stats["scale"], y, reduction="none")
+
+    paths = [[n // 2, n // 4] for n in range(30_000)]
+    assert change(Large(paths), *large_last(), not_reading) < 1.00001
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(Large(paths), *large_last(), losses)
+
+
+def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sordina.gradients._reach.MOST", 100)
+    assert change(Large(list(range(1000))), *large_last(), not_reading) < 1.00001
+    with pytest.raises(Unsupported, match="leads to more than 100 objects"):
+        change(Large([Slotted(n) for n in range(1000)]), *large_last(), not_reading)
+
+
+def test_a_change_in_plain_data_is_seen() -> None:
+    model = Large([[n] for n in range(100)])
+    still, before = Stillness(model), numbers_kept(model)
+    assert still.holds()
+    model.tables[50][0] = 0.5
+    assert not still.holds()
+    assert numbers_kept(model).differing(before) == {"tables"}
+
+
+class Told(Large):
+    """Leaves the largest value in one of many lists."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tables[50][0] = x.detach().abs().max().item()
+        return self.net(x)
+
+
+def test_what_is_left_in_plain_data_is_withheld() -> None:
+    def losses(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x) / model.tables[50][0], y, reduction="none")
+
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(Told([[float(n)] for n in range(100)]), *large_last(), losses)

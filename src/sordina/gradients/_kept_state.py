@@ -102,6 +102,8 @@ COUNTERS = 16
 """Parameters of up to so many values that do not learn are put back in every step: they may count something."""
 _DEEP, _MOST, _HUGE, _GONE = 6, 50_000, 1 << 20, "is not there"
 """So deep is looked, at so many things; of tensors with more values than that a number stands for them."""
+_MOST_PUT_BACK, _PLAINEST = 1 << 20, {int, float, bool, str, type(None)}
+"""So many things are put back; values of these kinds are put back with what holds them."""
 _MOVING = "a generator"
 _OPAQUE = sys.stdlib_module_names | {"torch", "sordina", "numpy"}
 """Packages whose objects and functions are not looked into."""
@@ -393,9 +395,9 @@ class KeptState:
         self._places: list[Callable[[], object]] = []
         self._seen: dict[int, Any] = {id(each): each for each in others}
         todo = [] if keeps_nothing(holder) else [holder]
-        while todo and len(self._seen) < _MOST:
+        while todo and len(self._seen) < _MOST_PUT_BACK:
             value = todo.pop()
-            if id(value) not in self._seen:
+            if type(value) not in _PLAINEST and id(value) not in self._seen:
                 self._seen[id(value)] = value  # held, so that no other gets its number
                 todo += self._note(value)
 

@@ -8,6 +8,7 @@ methods of the user's name; of other things what Python's garbage collector know
 from __future__ import annotations
 
 import gc
+import marshal
 import random
 import re
 import types
@@ -21,6 +22,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import partial
+from hashlib import blake2b
 from operator import is_, setitem
 from typing import Any, NamedTuple
 
@@ -40,8 +42,10 @@ from sordina.gradients._kept_state import (
     inside_generator,
 )
 
-MOST = 20_000
-"""So many things are looked at; the nearest come first."""
+MOST = 200_000
+"""Models that lead to more things are refused; plain data are one each (`_data`)."""
+MANY = 16
+"""Containers of so many items are plain data if nothing else is in them."""
 SIMPLE = (
     *(type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, torch.Size),
     *(Enum, Decimal, Fraction, range, date, time, timedelta),
@@ -104,7 +108,7 @@ class Place(NamedTuple):
 
 
 def places(model: nn.Module, only: Collection[str] | None = None, given: Collection[int] = ()) -> Iterator[Place]:
-    """What ``model`` leads to, nearest first.
+    """What ``model`` leads to, nearest first; where all is asked for, of plain data what tells them from others.
 
     Args:
         model: Where to begin.
@@ -117,8 +121,10 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
     todo = deque(each for prefix, module in model.named_modules() for each in _of_module(prefix, module, classes))
     for table in _FOR_ALL:
         todo.extend(Place("hooks of all modules", hook, NEVER, hook) for hook in table.values())
-    while todo and len(seen) < MOST:
+    while todo:
         place = todo.popleft()
+        if len(seen) > MOST:
+            raise Unsupported(TOO_MANY.format(MOST, place.name))
         if wanted is not None and place.name not in wanted:
             continue
         yield place
@@ -134,11 +140,31 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
             changes = not isinstance(value, (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, partial))
             if id(value) not in seen or not changes:
                 seen[id(value) if changes else len(seen)] = value  # held, so that no other gets its number
+                if wanted is None and (data := _data(value)) is not None:
+                    todo.append(Place(place.name, data, NOWHERE, value))
+                    continue
                 fixed = id(value) in given
                 todo.extend(
                     each._replace(put=place.put, whole=place.whole) if fixed else each
                     for each in _inside(place, classes)
                 )
+
+
+TOO_MANY = (
+    "the model leads to more than {} objects (the last one looked at is in {!r}), so nobody can tell what a forward "
+    "pass leaves there for the loss to read: keep large tables in tensors, arrays, or containers of plain numbers and "
+    "texts, and data sets outside of the model."
+)
+
+
+def _data(value: Any) -> bytes | None:
+    """What tells a large container of numbers, texts and containers from others; None for anything else."""
+    if type(value) not in (list, tuple, dict, set, frozenset) or len(value) < MANY:
+        return None
+    try:
+        return blake2b(marshal.dumps(value, 2)).digest()
+    except ValueError:  # something else is in it
+        return None
 
 
 def is_simple(value: Any) -> bool:
@@ -265,12 +291,14 @@ class Stillness:
         kinds = {kind for module in self._modules for kind in type(module).__mro__ if not _foreign(kind.__module__)}
         methods = [method for kind in kinds for method in _methods(kind)]
         values = [place.value for place in places(model) if not is_simple(place.value)]
+        self._data = [(each, data) for each in values if (data := _data(each)) is not None]
         self._then = [(each, _things(each)) for each in (*self._modules, *kinds, *methods, *values)]
 
     def holds(self) -> bool:
         """Whether they are the same for certain; False says nothing."""
         same = _same(list(self._model.modules()), self._modules)
-        return same and all(_same(_things(value), things) for value, things in self._then)
+        same = same and all(_same(_things(value), things) for value, things in self._then)
+        return same and all(_data(value) == data for value, data in self._data)
 
 
 def _things(value: Any) -> list[Any] | None:
