@@ -291,6 +291,17 @@ def _named_within(space: Any, names: frozenset[str]) -> Iterator[tuple[Any, str,
                 yield (vars(space) if module else space), name, vars(space)[name]
 
 
+def classes_named(function: types.FunctionType) -> Iterator[type]:
+    """The classes of the user's that a function names, also within modules of the user's."""
+    held, (names, others, _) = function.__globals__, _names(function.__code__)
+    for each in (held.get(name) for name in names):
+        if isinstance(each, types.ModuleType) and not _installed(each.__name__):
+            found = [vars(each)[name] for name in sorted(others & vars(each).keys())]
+        else:
+            found = [each]
+        yield from (kind for kind in found if isinstance(kind, type) and not _installed(kind.__module__))
+
+
 _NAMES: dict[int, tuple[types.CodeType, tuple[list[str], frozenset[str], frozenset[str]]]] = {}
 """By the number of a code (which is held, so that no other gets it) the names in it."""
 

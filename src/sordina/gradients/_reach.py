@@ -7,6 +7,7 @@ methods of the user's name; of other things what Python's garbage collector know
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import marshal
 import random
@@ -16,7 +17,9 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -39,6 +42,7 @@ from sordina.gradients._kept_state import (
     _named,
     _slots,
     attributes_of,
+    classes_named,
     inside_generator,
 )
 
@@ -136,6 +140,13 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
                 todo.append(Place(f"{place.name}.grad", value.grad, (_put_gradient, value), value.grad))
             for key, each in attributes_of(value).items():
                 todo.append(Place(f"{place.name}.{key}", each, (setitem, vars(value), key), each))
+        elif isinstance(value, Future) or isinstance(getattr(type(value), "get_obj", None), types.FunctionType):
+            with suppress(Exception):  # it failed, or takes longer
+                told = value.result(1) if isinstance(value, Future) else bytes(value.get_obj())
+                todo.append(place._replace(value=told, direct=False))
+        elif isinstance(value, type):
+            if not _installed(value.__module__):
+                todo.extend(_of_kind(f"{place.name}.", value, classes))
         elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in _NEVER:
             changes = not isinstance(value, (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, partial))
             if id(value) not in seen or not changes:
@@ -209,7 +220,7 @@ def _of_kind(dot: str, kind: type, classes: set[type]) -> Iterator[Place]:
 
 _OF_CLASSES = (
     *(types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod),
-    *(type, bool, str, type(None)),
+    *(type, type(None)),
 )
 
 
@@ -225,6 +236,8 @@ def _of_function(name: str, function: types.FunctionType) -> Iterator[Place]:
             yield Place(f"{name}.{where.__name__}.{key}", each, (setattr, where, key), each)
         elif isinstance(where, dict):
             yield Place(f"{name}.global {key}", each, (setitem, where, key), each)
+    for kind in () if _installed(function.__module__) else classes_named(function):
+        yield Place(f"{name}.{kind.__name__}", kind, NOWHERE, kind)
 
 
 def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
@@ -244,10 +257,16 @@ def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
     if isinstance(value, dict):
         yield from (place._replace(name=f"{name}.keys()", value=key, direct=False) for key in value)
         known |= set(map(id, value))
+    if isinstance(value, _RAW):
+        yield place._replace(value=bytes(value), direct=False)
     others = [value()] if isinstance(value, weakref.ref) else inside_generator(value)
     for each in gc.get_referents(value) if others is None else others:
         if id(each) not in known and not isinstance(each, (type, types.ModuleType)):
             yield place._replace(value=each, direct=False)
+
+
+_RAW = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union, memoryview)
+"""Numbers of C."""
 
 
 def _held(name: str, value: Any) -> Iterator[Place]:
@@ -262,6 +281,9 @@ def _held(name: str, value: Any) -> Iterator[Place]:
         yield from (Place(name, each, (dict.__setitem__, value, key), each) for key, each in value.items())
     elif isinstance(value, np.ndarray) and value.dtype.hasobject:
         yield from (Place(name, each, (setitem, value.flat, n), each) for n, each in enumerate(value.flat))
+    elif isinstance(value, ContextVar):
+        with suppress(LookupError):  # nothing is in it yet
+            yield Place(name, value.get(), (value.set,), value.get())
     elif isinstance(value, types.CellType):
         with suppress(ValueError):
             yield Place(name, value.cell_contents, (setattr, value, "cell_contents"), value.cell_contents)
