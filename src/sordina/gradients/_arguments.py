@@ -32,7 +32,7 @@ def left_alone(run: Callable[..., Any], own: Iterable[Any] = ()) -> Callable[...
     """
 
     def calling(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and not attributes_of(args[0]):
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and not vars(args[0]):
             try:
                 return run(args[0])
             finally:
