@@ -23,35 +23,27 @@ _DRAWING = (torch.Generator, random.Random, np.random.Generator, np.random.Rando
 """What moves on when it is used, as it should: chance is nobody's."""
 
 
-def left_alone(run: Callable[..., Any], own: Iterable[Any] = ()) -> Callable[..., Any]:
-    """``run``, without a trace of it in what it is called with.
+def left_alone(run: Callable[..., Any], own: Iterable[Any], args: Any, kwargs: Any) -> Any:
+    """What ``run`` says, without a trace of it in what it is called with.
 
     Args:
         run: A model's forward pass.
         own: Objects that arguments may lead to and that are looked after elsewhere: the model's modules.
+        args: Its arguments.
+        kwargs: Those with names.
     """
-
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and not vars(args[0]):
-            try:
-                return run(args[0])
-            finally:
-                if vars(args[0]):
-                    _put_attributes_back(args[0], {})
-        args, kwargs = changed((args, kwargs), lambda tensor: tensor)
-        tensors, objects = list[tuple[Tensor, dict[str, Any]]](), list[Any]()
-        _look((args, kwargs), tensors, objects)
-        kept = _Objects(tuple(objects), own) if objects else None
-        try:
-            return run(*args, **kwargs)
-        finally:
-            for tensor, before in tensors:
-                if vars(tensor):
-                    _put_attributes_back(tensor, before)
-            if kept is not None:
-                kept.restore()
-
-    return calling
+    args, kwargs = changed((args, kwargs), lambda tensor: tensor)
+    tensors, objects = list[tuple[Tensor, dict[str, Any]]](), list[Any]()
+    _look((args, kwargs), tensors, objects)
+    kept = _Objects(tuple(objects), own) if objects else None
+    try:
+        return run(*args, **kwargs)
+    finally:
+        for tensor, before in tensors:
+            if vars(tensor):
+                _put_attributes_back(tensor, before)
+        if kept is not None:
+            kept.restore()
 
 
 def _look(value: Any, tensors: list[tuple[Tensor, dict[str, Any]]], objects: list[Any]) -> None:

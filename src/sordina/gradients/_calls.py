@@ -158,13 +158,13 @@ class Calls:
         if LossWatch.checking and not self._running:
             if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
-            return self._muted(left_alone(whole or self.forward, self._modules), *args, **kwargs)
+            return self._muted(_leaving_alone(whole or self.forward, self._modules), *args, **kwargs)
         if not self.recorder.listening or self._running:
             run, quiet = whole or self.forward, not self._running and self.recorder.unrecorded
-            run = left_alone(run, self._modules) if quiet else run
+            run = _leaving_alone(run, self._modules) if quiet else run
             quiet = quiet and self._alone_somewhere()
             return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
-        self._running, self.run = True, left_alone(whole or self.forward, self._modules)
+        self._running, self.run = True, _leaving_alone(whole or self.forward, self._modules)
         self._look_at_switches()
         try:
             return self._run((args, kwargs))
@@ -429,6 +429,21 @@ class Calls:
                 f"per-sample bound exists, and none holds for the steps since this began. {ADVICE}"
             )
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
+
+
+def _leaving_alone(run: Callable[..., Any], own: Iterable[Any]) -> Callable[..., Any]:
+    """``run``, after which its arguments are as they were (`left_alone`); most have one tensor."""
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or vars(args[0]):
+            return left_alone(run, own, args, kwargs)
+        try:
+            return run(args[0])
+        finally:
+            for name in [name for name in vars(args[0]) if not name.startswith("_sordina")]:
+                delattr(args[0], name)
+
+    return calling
 
 
 def _cut_off(tensor: Tensor) -> Tensor:
