@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,3 +108,11 @@ def test_parameters_and_hooks_are_no_state() -> None:
     layer.register_forward_hook(lambda *_: None)
     assert not differing(before, kept_state(layer.eval()))
     assert "buffer running" in kept_state(layer.forward)
+
+
+def test_numbers_by_the_thousand_do_not_hide_what_else_is_kept():
+    holder = SimpleNamespace(mean=[1.0], words={f"word {number}": number for number in range(60_000)})
+    before = KeptState(holder)
+    holder.mean[0] = 2.0
+    before.restore()
+    assert holder.mean == [1.0]

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import lru_cache, partial
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from sordina.errors import Unsupported
 from sordina.gradients import Engine
+from sordina.gradients._asides import numbers_kept
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._reach import Stillness
 
@@ -331,3 +333,106 @@ def test_a_tensor_of_another_shape_for_another_batch_stops_nothing():
             return super().forward(x + self.start)
 
     assert change(Recurrent(), *large_last()) <= 1 + 1e-5
+
+
+class Timed(Called):
+    """Leaves a time, and beside it something of the batch."""
+
+    def __init__(self, leave: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.leave, self.head = leave, [0.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.net(x)
+        self.info = self.leave(x.detach())
+        self.head[0] += perf_counter()
+        return result
+
+
+TIMED: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
+    "dictionary": (lambda x: {"time": perf_counter(), "scale": x.abs().max().item()}, lambda m: m.info["scale"]),
+    "tuple": (lambda x: (perf_counter(), len(x)), lambda m: m.info[1]),
+    "together": (lambda x: perf_counter() * 1e-12 + len(x), lambda m: m.info),
+    "tensors": (lambda x: [torch.tensor(perf_counter()), torch.tensor(len(x))], lambda m: m.info[1]),
+    "two tensors": (lambda x: [torch.tensor(len(x)), torch.tensor(0.0)], lambda m: m.info[0]),
+    "one of two": (lambda x: [TWO[bool(x.abs().max() > 50)], torch.zeros(1)], lambda m: m.info[0]),
+    "one of two functions": (
+        lambda x: [(torch.abs, torch.neg)[bool(x.abs().max() > 50)], object()],
+        lambda m: m.info[0](torch.ones(1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_what_lies_beside_a_time_is_withheld(name: str) -> None:
+    """Items of a container have one name: with a time among them all were taken for times (2.4 C)."""
+    leave, read = TIMED[name]
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x) / read(model), y, reduction="none")
+
+    with pytest.raises(Unsupported):
+        change(Timed(leave), *large_last(), losses)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_time_that_nobody_reads_stops_nothing(name: str) -> None:
+    model = Timed(TIMED[name][0])
+    assert change(model, *large_last(), not_reading) < 1.00001
+    assert f"{model.head[0]:.2f}" == "withheld"
+
+
+class Large(Called):
+    """Leads to more things than anybody looks at one by one, before it leaves something."""
+
+    def __init__(self, tables: Any) -> None:
+        super().__init__()
+        self.tables, self.stats = tables, dict[str, Any]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stats["scale"] = x.detach().abs().max()
+        return self.net(x)
+
+
+def test_what_is_left_behind_many_things_is_withheld() -> None:
+    """Nobody looked at more than 20 000 things (2.4 C)."""
+
+    def losses(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x) / model.stats["scale"], y, reduction="none")
+
+    paths = [[n // 2, n // 4] for n in range(30_000)]
+    assert change(Large(paths), *large_last(), not_reading) < 1.00001
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(Large(paths), *large_last(), losses)
+
+
+def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sordina.gradients._reach.MOST", 100)
+    assert change(Large(list(range(1000))), *large_last(), not_reading) < 1.00001
+    with pytest.raises(Unsupported, match="leads to more than 100 objects"):
+        change(Large([Slotted(n) for n in range(1000)]), *large_last(), not_reading)
+
+
+def test_a_change_in_plain_data_is_seen() -> None:
+    model = Large([[n] for n in range(100)])
+    still, before = Stillness(model), numbers_kept(model)
+    assert still.holds()
+    model.tables[50][0] = 0.5
+    assert not still.holds()
+    assert numbers_kept(model).differing(before) == {"tables"}
+
+
+class Told(Large):
+    """Leaves the largest value in one of many lists."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tables[50][0] = x.detach().abs().max().item()
+        return self.net(x)
+
+
+def test_what_is_left_in_plain_data_is_withheld() -> None:
+    def losses(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x) / model.tables[50][0], y, reduction="none")
+
+    with pytest.raises(Unsupported, match="samples mix"):
+        change(Told([[float(n)] for n in range(100)]), *large_last(), losses)

@@ -258,6 +258,15 @@ def test_what_turns_the_matrices_of_a_network():
     assert turning_length(nn.Sequential(*body)) == 0
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_absurd_matrices_have_no_length_to_turn():
+    """Weights that are empty, or beyond all numbers."""
+    huge = nn.Linear(2, 2).double()
+    nn.init.constant_(huge.weight, 1e200)
+    for layer in (nn.Linear(0, 3), nn.Linear(3, 0), huge):
+        assert turning_length(nn.Sequential(layer, nn.GroupNorm(1, 4))) == 0
+
+
 def test_few_steps_of_a_linear_model_are_short():
     """Four steps on features whose mean is large ended with a log loss of 4, each step undoing the last."""
     assert first_rate(1e-9, steps=4, matrices=1) == pytest.approx(first_rate(1e-9, matrices=1) / 4)

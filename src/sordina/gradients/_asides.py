@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, partial
-from types import MemberDescriptorType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -128,6 +128,21 @@ class WithheldObject:
             if isinstance(each, WithheldObject):
                 each()
         raise Unsupported(OBJECT.format("WithheldObject"))
+
+
+class WithheldTime(WithheldObject):
+    """Stands for what is another one every time, such as a time: a model may go on adding to it."""
+
+    __slots__ = ()
+
+    def _absorb(self, *_: Any) -> WithheldTime:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _absorb
+    __floordiv__ = __rfloordiv__ = __mod__ = __neg__ = __abs__ = __round__ = _absorb
+
+    def __format__(self, spec: str) -> str:
+        return "withheld"
 
 
 def _compared(value: Any) -> bool:
@@ -250,30 +265,38 @@ def _with_numbers(trial: StructureTrial, structure: Structure, larger: tuple[Any
     """
     model, back = trial.study.model, trial.snapshot.restore_all
 
-    def kept(value: tuple[Any, Any]) -> tuple[Kept, dict[str, Tensor]]:
+    def kept(value: tuple[Any, Any]) -> tuple[Kept, dict[str, list[Any]]]:
         back()
         old = {id(each): (each, _version(each)) for _, each in held_by(model)}
         trial.fresh(partial(trial.study.plain, value))
-        made = {name: each for name, each in held_by(model) if (each, _version(each)) != old.get(id(each))}
-        return numbers_kept(model), {name: each.detach().clone() for name, each in made.items()}
+        numbers, made = numbers_kept(model), dict[str, list[Any]]()
+        for name, each in held_by(model):
+            if (each, _version(each)) != old.get(id(each)):
+                made.setdefault(name, []).append(said_of(each))
+        return numbers, made
 
     back()
     before, (usual, first), (again, second) = numbers_kept(model), kept(trial.value), kept(trial.value)
-    volatile = usual.differing(again)  # as the time of day
+    volatile = usual.differing(again)  # as the time of day: what has the same name as a time is told apart by nothing
     others = [kept(value) for value in (larger, *(part(trial.value, trial.dims, row) for row in (0, 1)))]
     telling = trial.telling.union(*(usual.differing(numbers) for numbers, _ in others)) - volatile
+    telling |= {name for name in volatile if not name.endswith(WHICH)}
     counts = any(all_differing(before.within, usual.within))
-    held = {name for _, tensors in others for name in _otherwise(first, tensors)} - _otherwise(first, second)
+    held = {
+        name
+        for numbers, made in ((again, second), *others)
+        for name in _otherwise(first, made) | _otherwise(usual.filled, numbers.filled)
+    }
     return replace(
         structure, telling=frozenset(telling), volatile=frozenset(volatile), counts=counts,
         holding=structure.holding | held - trial.study.public_buffers,
     )  # fmt: skip
 
 
-def _otherwise(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> set[str]:
+def _otherwise(one: Mapping[str, list[Any]], two: Mapping[str, list[Any]]) -> set[str]:
     """The names of tensors of one shape with other values: among them those that tell how many samples there were."""
-    shared = {name for name in one.keys() & two.keys() if one[name].shape == two[name].shape}
-    return {name for name in shared if not torch.equal(one[name].nan_to_num(), two[name].nan_to_num())}
+    pairs = [(name, *pair) for name in one.keys() & two.keys() for pair in zip(one[name], two[name], strict=False)]
+    return {name for name, a, b in pairs if a and b and a[0] == b[0] and a[1] != b[1]}
 
 
 # What is left in attributes, or wherever else a model leads to.
@@ -287,7 +310,9 @@ def held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield place.name, place.value
 
 
-def withhold_attributes(model: nn.Module, holding: Collection[str], telling: Collection[str], value: Any) -> None:
+def withhold_attributes(
+    model: nn.Module, holding: Collection[str], telling: Collection[str], value: Any, volatile: Collection[str] = ()
+) -> None:
     """Leave nothing of a batch where a model leads to.
 
     Args:
@@ -295,16 +320,18 @@ def withhold_attributes(model: nn.Module, holding: Collection[str], telling: Col
         holding: Names under which no tensor is left.
         telling: Names under which nothing is left at all.
         value: The arguments of the call: what they are in is left as it is.
+        volatile: Those of what is another one every time.
     """
     if not holding and not telling:
         return
     given = set[int]()
     _containers(value, given)
     for place in list(places(model, (*holding, *telling), given)):
-        tells = place.name in telling and not isinstance(place.value, CONTAINERS)
+        tells = place.name in telling and not isinstance(place.value, (*CONTAINERS, WithheldObject))
         tells |= f"{place.name}{WHICH}" in telling and not is_simple(place.value)
         if tells or (place.name in holding and isinstance(place.value, (Tensor, *RAW))):
-            place.fill(_hidden(place.whole, place.name, tells))
+            moves = place.name in volatile and is_simple(place.whole)
+            place.fill(WithheldTime(place.name, MOVES) if moves else _hidden(place.whole, place.name, tells))
 
 
 def _hidden(whole: Any, name: str, tells: bool) -> Any:
@@ -353,6 +380,10 @@ ASIDE = (
 IN_ATTRIBUTE = (
     "samples mix: the attribute {!r} of the model depends on samples, so that a loss which looks at it is another one "
     "for every batch: keep nothing of a batch in the model, and return what the loss needs, with a row for each sample."
+)
+MOVES = (
+    "samples mix, for all that is known: the attribute {!r} of the model, or something beside it, is another one every "
+    "time (a time, for one), so that nobody can tell whether it depends on samples: measure times outside of the model."
 )
 
 
@@ -466,9 +497,18 @@ def numbers_kept(model: nn.Module) -> Kept:
             if isinstance(value, Tensor) and place.put is not NOWHERE and value.numel() <= FEW_VALUES:
                 kept.filled.setdefault(name, []).append(said_of(value))
             if not isinstance(value, CONTAINERS):
-                told = said(value) if isinstance(value, (np.ndarray, bytearray, array)) else type(value).__name__
-                kept.within.setdefault(name, []).append(told)
+                kept.within.setdefault(name, []).append(_kind(value))
     return kept
+
+
+def _kind(value: Any) -> Any:
+    """What tells an array, or a function, from others; of other things their kind."""
+    if isinstance(value, (np.ndarray, bytearray, array)):
+        return said(value)
+    if isinstance(value, FunctionType):
+        return Itself(value.__code__)
+    named = isinstance(value, (BuiltinFunctionType, type, ModuleType, np.ufunc))
+    return type(value).__name__, getattr(value, "__qualname__", value.__name__) if named else ""
 
 
 WHICH = ".(which)"
@@ -479,7 +519,8 @@ FEW_VALUES = 1 << 16
 def said_of(tensor: Tensor) -> Any:
     """What tells a tensor from others."""
     with suppress(Exception), torch._C.DisableTorchFunction(), _disable_current_modes():
-        return tensor.shape, digest(tensor.detach())
+        sparse = tensor._values if tensor.layout == torch.sparse_coo else tensor.values
+        return tensor.shape, digest((tensor if tensor.layout == torch.strided else sparse()).detach())
     return None
 
 

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
+from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import still_apart
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
@@ -141,12 +142,13 @@ class Calls:
         if LossWatch.checking and not self._running:
             if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
-            return self._muted(whole or self.forward, *args, **kwargs)
+            return self._muted(_leaving_alone(whole or self.forward, self._modules), *args, **kwargs)
         if not self.recorder.listening or self._running:
-            run = whole or self.forward
-            quiet = not self._running and self.recorder.unrecorded and self._alone_somewhere()
+            run, quiet = whole or self.forward, not self._running and self.recorder.unrecorded
+            run = _leaving_alone(run, self._modules) if quiet else run
+            quiet = quiet and self._alone_somewhere()
             return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
-        self._running, self.run = True, whole or self.forward
+        self._running, self.run = True, _leaving_alone(whole or self.forward, self._modules)
         self._look_at_switches()
         try:
             return self._run((args, kwargs))
@@ -250,7 +252,7 @@ class Calls:
         result = self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
         if structure.holding or structure.telling or structure.shared or apart is not None:
             telling = structure.telling | (self._told if apart is not None else set())
-            withhold_attributes(self.model, structure.holding, telling, value)
+            withhold_attributes(self.model, structure.holding, telling, value, structure.volatile)
             result = without_asides(result, structure, apart)
         return result if isinstance(result, Tensor) else without_objects(result)
 
@@ -408,6 +410,21 @@ class Calls:
                 f"per-sample bound exists, and none holds for the steps since this began. {ADVICE}"
             )
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
+
+
+def _leaving_alone(run: Callable[..., Any], own: Iterable[Any]) -> Callable[..., Any]:
+    """``run``, after which its arguments are as they were (`left_alone`); most have one tensor."""
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or vars(args[0]):
+            return left_alone(run, own, args, kwargs)
+        try:
+            return run(args[0])
+        finally:
+            for name in [name for name in vars(args[0]) if not name.startswith("_sordina")]:
+                delattr(args[0], name)
+
+    return calling
 
 
 def _cut_off(tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -102,6 +102,8 @@ COUNTERS = 16
 """Parameters of up to so many values that do not learn are put back in every step: they may count something."""
 _DEEP, _MOST, _HUGE, _GONE = 6, 50_000, 1 << 20, "is not there"
 """So deep is looked, at so many things; of tensors with more values than that a number stands for them."""
+_MOST_PUT_BACK, _PLAINEST = 1 << 20, {int, float, bool, str, type(None)}
+"""So many things are put back; values of these kinds are put back with what holds them."""
 _MOVING = "a generator"
 _OPAQUE = sys.stdlib_module_names | {"torch", "sordina", "numpy"}
 """Packages whose objects and functions are not looked into."""
@@ -289,6 +291,17 @@ def _named_within(space: Any, names: frozenset[str]) -> Iterator[tuple[Any, str,
                 yield (vars(space) if module else space), name, vars(space)[name]
 
 
+def classes_named(function: types.FunctionType) -> Iterator[type]:
+    """The classes of the user's that a function names, also within modules of the user's."""
+    held, (names, others, _) = function.__globals__, _names(function.__code__)
+    for each in (held.get(name) for name in names):
+        if isinstance(each, types.ModuleType) and not _installed(each.__name__):
+            found = [vars(each)[name] for name in sorted(others & vars(each).keys())]
+        else:
+            found = [each]
+        yield from (kind for kind in found if isinstance(kind, type) and not _installed(kind.__module__))
+
+
 _NAMES: dict[int, tuple[types.CodeType, tuple[list[str], frozenset[str], frozenset[str]]]] = {}
 """By the number of a code (which is held, so that no other gets it) the names in it."""
 
@@ -385,16 +398,17 @@ class KeptState:
     Args:
         holder: An object, a module or a function.
         frozen: Parameters that do not learn are put back up to so many values; those that learn never are.
+        others: Objects that are left as they are.
     """
 
-    def __init__(self, holder: Any, frozen: int = _HUGE) -> None:
+    def __init__(self, holder: Any, frozen: int = _HUGE, others: Iterable[Any] = ()) -> None:
         self._frozen = frozen
         self._places: list[Callable[[], object]] = []
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, Any] = {id(each): each for each in others}
         todo = [] if keeps_nothing(holder) else [holder]
-        while todo and len(self._seen) < _MOST:
+        while todo and len(self._seen) < _MOST_PUT_BACK:
             value = todo.pop()
-            if id(value) not in self._seen:
+            if type(value) not in _PLAINEST and id(value) not in self._seen:
                 self._seen[id(value)] = value  # held, so that no other gets its number
                 todo += self._note(value)
 

@@ -7,7 +7,9 @@ methods of the user's name; of other things what Python's garbage collector know
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import marshal
 import random
 import re
 import types
@@ -15,12 +17,15 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import partial
+from hashlib import blake2b
 from operator import is_, setitem
 from typing import Any, NamedTuple
 
@@ -37,11 +42,14 @@ from sordina.gradients._kept_state import (
     _named,
     _slots,
     attributes_of,
+    classes_named,
     inside_generator,
 )
 
-MOST = 20_000
-"""So many things are looked at; the nearest come first."""
+MOST = 200_000
+"""Models that lead to more things are refused; plain data are one each (`_data`)."""
+MANY = 16
+"""Containers of so many items are plain data if nothing else is in them."""
 SIMPLE = (
     *(type(None), bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, torch.Size),
     *(Enum, Decimal, Fraction, range, date, time, timedelta),
@@ -104,7 +112,7 @@ class Place(NamedTuple):
 
 
 def places(model: nn.Module, only: Collection[str] | None = None, given: Collection[int] = ()) -> Iterator[Place]:
-    """What ``model`` leads to, nearest first.
+    """What ``model`` leads to, nearest first; where all is asked for, of plain data what tells them from others.
 
     Args:
         model: Where to begin.
@@ -117,8 +125,10 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
     todo = deque(each for prefix, module in model.named_modules() for each in _of_module(prefix, module, classes))
     for table in _FOR_ALL:
         todo.extend(Place("hooks of all modules", hook, NEVER, hook) for hook in table.values())
-    while todo and len(seen) < MOST:
+    while todo:
         place = todo.popleft()
+        if len(seen) > MOST:
+            raise Unsupported(TOO_MANY.format(MOST, place.name))
         if wanted is not None and place.name not in wanted:
             continue
         yield place
@@ -130,15 +140,42 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
                 todo.append(Place(f"{place.name}.grad", value.grad, (_put_gradient, value), value.grad))
             for key, each in attributes_of(value).items():
                 todo.append(Place(f"{place.name}.{key}", each, (setitem, vars(value), key), each))
+        elif isinstance(value, Future) or isinstance(getattr(type(value), "get_obj", None), types.FunctionType):
+            with suppress(Exception):  # it failed, or takes longer
+                told = value.result(1) if isinstance(value, Future) else bytes(value.get_obj())
+                todo.append(place._replace(value=told, direct=False))
+        elif isinstance(value, type):
+            if not _installed(value.__module__):
+                todo.extend(_of_kind(f"{place.name}.", value, classes))
         elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in _NEVER:
             changes = not isinstance(value, (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, partial))
             if id(value) not in seen or not changes:
                 seen[id(value) if changes else len(seen)] = value  # held, so that no other gets its number
+                if wanted is None and (data := _data(value)) is not None:
+                    todo.append(Place(place.name, data, NOWHERE, value))
+                    continue
                 fixed = id(value) in given
                 todo.extend(
                     each._replace(put=place.put, whole=place.whole) if fixed else each
                     for each in _inside(place, classes)
                 )
+
+
+TOO_MANY = (
+    "the model leads to more than {} objects (the last one looked at is in {!r}), so nobody can tell what a forward "
+    "pass leaves there for the loss to read: keep large tables in tensors, arrays, or containers of plain numbers and "
+    "texts, and data sets outside of the model."
+)
+
+
+def _data(value: Any) -> bytes | None:
+    """What tells a large container of numbers, texts and containers from others; None for anything else."""
+    if type(value) not in (list, tuple, dict, set, frozenset) or len(value) < MANY:
+        return None
+    try:
+        return blake2b(marshal.dumps(value, 2)).digest()
+    except ValueError:  # something else is in it
+        return None
 
 
 def is_simple(value: Any) -> bool:
@@ -183,7 +220,7 @@ def _of_kind(dot: str, kind: type, classes: set[type]) -> Iterator[Place]:
 
 _OF_CLASSES = (
     *(types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod),
-    *(type, bool, str, type(None)),
+    *(type, type(None)),
 )
 
 
@@ -199,6 +236,8 @@ def _of_function(name: str, function: types.FunctionType) -> Iterator[Place]:
             yield Place(f"{name}.{where.__name__}.{key}", each, (setattr, where, key), each)
         elif isinstance(where, dict):
             yield Place(f"{name}.global {key}", each, (setitem, where, key), each)
+    for kind in () if _installed(function.__module__) else classes_named(function):
+        yield Place(f"{name}.{kind.__name__}", kind, NOWHERE, kind)
 
 
 def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
@@ -218,10 +257,16 @@ def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
     if isinstance(value, dict):
         yield from (place._replace(name=f"{name}.keys()", value=key, direct=False) for key in value)
         known |= set(map(id, value))
+    if isinstance(value, _RAW):
+        yield place._replace(value=bytes(value), direct=False)
     others = [value()] if isinstance(value, weakref.ref) else inside_generator(value)
     for each in gc.get_referents(value) if others is None else others:
         if id(each) not in known and not isinstance(each, (type, types.ModuleType)):
             yield place._replace(value=each, direct=False)
+
+
+_RAW = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union, memoryview)
+"""Numbers of C."""
 
 
 def _held(name: str, value: Any) -> Iterator[Place]:
@@ -236,6 +281,9 @@ def _held(name: str, value: Any) -> Iterator[Place]:
         yield from (Place(name, each, (dict.__setitem__, value, key), each) for key, each in value.items())
     elif isinstance(value, np.ndarray) and value.dtype.hasobject:
         yield from (Place(name, each, (setitem, value.flat, n), each) for n, each in enumerate(value.flat))
+    elif isinstance(value, ContextVar):
+        with suppress(LookupError):  # nothing is in it yet
+            yield Place(name, value.get(), (value.set,), value.get())
     elif isinstance(value, types.CellType):
         with suppress(ValueError):
             yield Place(name, value.cell_contents, (setattr, value, "cell_contents"), value.cell_contents)
@@ -265,12 +313,14 @@ class Stillness:
         kinds = {kind for module in self._modules for kind in type(module).__mro__ if not _foreign(kind.__module__)}
         methods = [method for kind in kinds for method in _methods(kind)]
         values = [place.value for place in places(model) if not is_simple(place.value)]
+        self._data = [(each, data) for each in values if (data := _data(each)) is not None]
         self._then = [(each, _things(each)) for each in (*self._modules, *kinds, *methods, *values)]
 
     def holds(self) -> bool:
         """Whether they are the same for certain; False says nothing."""
         same = _same(list(self._model.modules()), self._modules)
-        return same and all(_same(_things(value), things) for value, things in self._then)
+        same = same and all(_same(_things(value), things) for value, things in self._then)
+        return same and all(_data(value) == data for value, data in self._data)
 
 
 def _things(value: Any) -> list[Any] | None:

@@ -170,9 +170,13 @@ def turning_length(model: nn.Module) -> float:
     norms = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
     if not any(isinstance(module, norms) for module in model.modules()):
         return 0.0
-    matrices = [each.flatten(1) for each in model.parameters() if each.requires_grad and each.dim() > 1]
-    spectral = [float(one.double().square().mean()) * sum(math.sqrt(n) for n in one.shape) ** 2 for one in matrices]
-    return math.sqrt(sum(spectral)) / max(1, len(spectral))
+    trained = [each for each in model.parameters() if each.requires_grad and each.dim() > 1 and each.numel()]
+    spectral = [
+        float(one.double().square().mean()) * sum(math.sqrt(n) for n in one.shape) ** 2
+        for one in (each.flatten(1) for each in trained)
+    ]
+    length = math.sqrt(sum(spectral)) / max(1, len(spectral))
+    return length if math.isfinite(length) else 0.0
 
 
 # How far the weights got over how hard they were pulled: a learning rate that finds itself.
