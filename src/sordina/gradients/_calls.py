@@ -108,6 +108,7 @@ class Calls:
         self.run: Callable[..., Any] = self.forward
         """What was called last: the forward pass, or the model with its hooks."""
         self.parameters, self.public_buffers = parameters, public_buffers
+        self.parts = tuple(model.modules())
         self.made: list[ModelCall] = []
         self.expected: int | None = None
         """How many samples the next call has, if somebody knows."""
@@ -143,13 +144,13 @@ class Calls:
         if LossWatch.checking and not self._running:
             if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
-            return self._muted(_leaving_alone(whole or self.forward, self._modules), *args, **kwargs)
+            return self._muted(_leaving_alone(whole or self.forward, self.parts), *args, **kwargs)
         if not self.recorder.listening or self._running:
             run, quiet = whole or self.forward, not self._running and self.recorder.unrecorded
-            run = _leaving_alone(run, self._modules) if quiet else run
+            run = _leaving_alone(run, self.parts) if quiet else run
             quiet = quiet and self._alone_somewhere()
             return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
-        self._running, self.run = True, _leaving_alone(whole or self.forward, self._modules)
+        self._running, self.run = True, _leaving_alone(whole or self.forward, self.parts)
         self._look_at_switches()
         try:
             return self._run((args, kwargs))
