@@ -122,7 +122,6 @@ class Calls:
             for key in module._buffers
         ]
         self._all = list(model.parameters())
-        self._modules = list(model.modules())
         self.switches = Switches(model)
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
