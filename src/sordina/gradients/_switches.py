@@ -2,7 +2,8 @@
 
 A switch is anything plain that somebody may change between two calls: in attributes of modules, in small containers and
 objects in these (a config), in classes of the user's, in global variables and closures that their methods name, in
-small tensors that do not learn; hooks, and a forward pass that was replaced. What a forward pass changes is none.
+small tensors that do not learn; hooks, and a forward pass that was replaced. What a forward pass changes is none, nor
+is an attribute of a module that no code of the model reads (`names_read`): counts and results that a loop leaves there.
 
 Every state is studied once. Numbers with a fraction are told by the round ones between which they lie. What changes all
 the time does not have the model studied all the time: beyond `MOST_WAYS` states a new one is only tested, and a place
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from sordina.gradients._hooks import hooks_of, own_class
 from sordina.gradients._kept_state import _foreign, _installed, _names
+from sordina.gradients._names_read import names_read
 from sordina.gradients._tracing import CONSTANTS, LARGEST, between_round
 
 MOST_WAYS = 16
@@ -247,9 +249,11 @@ def _named(
 class _Table:
     """Attributes of a module or a class, of which those that are told by themselves are told again if one changes."""
 
-    def __init__(self, own: Mapping[str, Any], alike: tuple[type, ...] = ()) -> None:
-        """What is in ``own``; values of types in ``alike`` are told by themselves, too."""
-        self.own, self.alike, self.size = own, alike, -1
+    def __init__(
+        self, own: Mapping[str, Any], alike: tuple[type, ...] = (), read: frozenset[str] | None = None
+    ) -> None:
+        """What is in ``own``, of names in ``read``; values of types in ``alike`` are told by themselves, too."""
+        self.own, self.alike, self.read, self.size = own, alike, read, -1
         self.getter: Callable[[Any], Any] = _nothing
         self.plain: tuple[Any, ...] = ()
         self.told: dict[str, Any] = {}
@@ -270,7 +274,9 @@ class _Table:
         return self.told | _all_told(others, _DEEP, seen)
 
     def _tell(self) -> None:
+        read = None if "forward" in self.own else self.read  # which may read others
         names = [name for name in self.own if not name.startswith(_NOBODYS) and name not in _PYTORCHS]
+        names = names if read is None else [name for name in names if name in read]
         simple = [name for name in names if self._simple(self.own[name])]
         self.others, self.told = [name for name in names if name not in simple], {n: self.own[n] for n in simple}
         self.size = len(self.own)
@@ -301,8 +307,16 @@ class Switches:
     def __init__(self, model: nn.Module) -> None:
         """Look where switches may be kept in ``model``."""
         modules = list(model.modules())
-        self._own = [_Table(vars(module)) for module in modules]
+        read = names_read(model)
+        self._own = [
+            _Table(
+                vars(each),
+                read=read if read is None or not _installed(own_class(each).__module__) else read | set(vars(each)),
+            )
+            for each in modules
+        ]
         self._hooks = [table for module in modules for table in hooks_of(module)]
+        self._hooked = sum(map(len, self._hooks))
         tensors = [(table, name) for each in modules for table in (each._buffers, each._parameters) for name in table]
         self._small = [(table, name) for table, name in tensors if _small(table[name])]
         kinds = dict.fromkeys(kind for module in modules for kind in own_class(module).__mro__)
@@ -357,6 +371,10 @@ class Switches:
         for number, table in enumerate(self._own):
             found[number] = table.state(seen)
         if any(self._hooks):
+            if sum(map(len, self._hooks)) > self._hooked:  # others may read other names
+                self._hooked = sum(map(len, self._hooks))
+                for table in self._own:
+                    table.read, table.size = None, -1
             for number, hooks in enumerate(self._hooks):
                 found["hooks", number] = _all_told(enumerate(hooks.values()), _DEEP, seen)
         for number, (tensors, name) in enumerate(self._small):
