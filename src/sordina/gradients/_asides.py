@@ -46,6 +46,12 @@ READING = {
 """Ways from a tensor to Python."""
 
 
+LEFT = (
+    " What a forward pass leaves in attributes, objects or hooks is withheld until the next one: return it, with a row "
+    "for each sample, or look at it in evaluation mode on rows that are public."
+)
+
+
 class Withheld(Tensor):
     """Stands for a tensor that holds values of several samples: its shape can be asked for, and nothing else."""
 
@@ -56,7 +62,7 @@ class Withheld(Tensor):
         if name == "__repr__":
             return "withheld"
         if name in READING or not all(isinstance(each, Withheld) for each in tensors_in([args, kwargs or {}])):
-            raise Unsupported(NOT_PER_SAMPLE)
+            raise Unsupported(NOT_PER_SAMPLE + LEFT)
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
