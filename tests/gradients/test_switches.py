@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordina.gradients import Engine
-from sordina.gradients._study import Study
 from sordina.gradients._switches import MOST_WAYS, Switches
 from sordina.gradients.structure import Mixing
 
@@ -335,67 +334,3 @@ def test_nothing_a_model_leaves_behind_is_held() -> None:
     del model.kept, model.inside, model.read
     gc.collect()
     assert alive() is None
-
-
-class Quiet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 2)
-        self.global_step, self.history = 0, list[float]()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-@pytest.mark.parametrize("make", [Quiet, lambda: nn.Sequential(nn.Linear(6, 2))])
-def test_what_a_loop_leaves_on_a_model_and_no_code_of_it_reads_is_no_switch(make, monkeypatch):
-    """Each of 64 counts had the model studied or tested: half a second a step of a small BERT."""
-    learned, learn = list[int](), Study.learn
-    monkeypatch.setattr(Study, "learn", lambda *given: learned.append(1) or learn(*given))
-    model, x = make(), torch.randn(5, 6)
-    with Engine(model) as engine:
-        for step in range(20):
-            engine._calls.removal.left = engine._calls.study.left = 10**9
-            model.global_step = step
-            model.history = [*getattr(model, "history", ()), step / 3]
-            engine.record(model(x).sum(1)).scalars()
-    assert len(learned) == 1
-
-
-class Helper:
-    def read(self, model: nn.Module) -> bool:
-        return model.flag
-
-
-def by_function(model: nn.Module) -> bool:
-    return model.flag
-
-
-BY_NAME = {"read": by_function}
-
-
-class Asking(nn.Module):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.layer, self.how, self.helper = nn.Linear(6, 2), how, Helper()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "helper":
-            on = self.helper.read(self)
-        elif self.how == "table":
-            on = BY_NAME["read"](self)
-        else:
-            on = getattr(self, "fl" + "ag")
-        return self.layer(x - x.mean(0) if on else x)
-
-
-@pytest.mark.parametrize("how", ["helper", "table", "getattr"])
-def test_a_switch_that_others_read_for_a_model_is_one(how):
-    model, x = Asking(how), torch.randn(5, 6)
-    model.flag = False
-    with Engine(model) as engine:
-        engine.record(model(x).sum(1)).scalars()
-        engine._calls.removal.left = engine._calls.study.left = 10**9
-        model.flag = True
-        with pytest.raises(Mixing):
-            engine.record(model(x).sum(1)).scalars()

@@ -1,4 +1,4 @@
-"""Which names the code of a model reads: an attribute that nobody reads switches nothing.
+"""The code of a model, and which names it reads: an attribute that nobody reads switches nothing.
 
 Training loops leave counts, histories and results on a model for themselves; none of that is a reason to study it.
 """
@@ -6,88 +6,122 @@ Training loops leave counts, histories and results on a model for themselves; no
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from operator import attrgetter, methodcaller
+from typing import Any, NamedTuple
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from sordina.gradients._hooks import hooks_of, own_class
-from sordina.gradients._kept_state import _installed
+from sordina.gradients._kept_state import _foreign, _installed
+from sordina.gradients._reach import NEVER_WALKED, is_simple
 
 ALWAYS = frozenset({"training", "forward"})
 _BY_ANY_NAME = frozenset(
     {
-        *("getattr", "vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "__getattr__"),
-        *("eval", "exec", "locals", "globals"),
+        *("getattr", "hasattr", "vars", "dir", "__dict__", "attrgetter", "methodcaller", "__getattribute__"),
+        *("__getattr__", "getmembers", "getattr_static", "eval", "exec", "locals", "globals", "import_module"),
     }
 )
 """Ways to attributes whose names are not in the code."""
-_MOST = 20_000
-"""So many pieces of code are read."""
+_MOST = 50_000
+"""So many things are looked at."""
 
 
-def names_read(model: nn.Module) -> frozenset[str] | None:
-    """The names of attributes that the code of a model may read; None if it may read any.
+class Code(NamedTuple):
+    """The code that may run when a model is called."""
 
-    Read is the code of the classes of its modules, of its hooks and of what these name, where it is the user's; of
-    libraries, all that stands in the same files.
+    functions: list[types.FunctionType]
+    """The user's."""
+    names: frozenset[str] | None
+    """Of attributes that it may read; None if it may read any."""
+
+
+def code_of(model: nn.Module) -> Code:
+    """The code of the classes of a model's modules, of its hooks, and of all that these hold or name.
+
+    The way there leads through objects of any kind. Of libraries it is the functions in the files of its classes.
     """
-    modules = list(model.modules())
-    kinds = dict.fromkeys(
-        kind for each in modules for kind in own_class(each).__mro__ if kind not in (nn.Module, object)
-    )
-    todo: list[Any] = [hook for each in modules for table in hooks_of(each) for hook in table.values()]
-    todo += [one for each in modules for value in vars(each).values() for one in _inside(value)]
-    for kind in kinds:
-        todo += vars(kind).values()
-        library = _installed(kind.__module__) and not kind.__module__.startswith("torch.")
-        if library and (file := sys.modules.get(kind.__module__)) is not None:
-            todo += vars(file).values()
-    found, seen = set(ALWAYS), set[int]()
+    todo: list[Any] = list(model.modules())
+    functions, found, seen, any_name = list[types.FunctionType](), set(ALWAYS), dict[int, Any](), False
     while todo:
-        code = _code(each := todo.pop())
+        each = todo.pop()
+        if id(each) in seen or is_simple(each) or isinstance(each, (Tensor, np.ndarray)):
+            continue
+        seen[id(each)] = each  # held, so that no other gets its number
+        if len(seen) > _MOST:
+            return Code(functions, None)
+        any_name = any_name or isinstance(each, (attrgetter, methodcaller))
+        code = _code(each)
         if code is None:
-            kind = each if isinstance(each, type) else type(each)
-            if id(kind) not in seen and not _installed(kind.__module__):
-                seen.add(id(kind))
-                todo += [
-                    value for one in kind.__mro__ if not _installed(one.__module__) for value in vars(one).values()
-                ]
+            todo += _held(each)
             continue
-        if id(code) in seen:
+        function = _function(each)
+        module = getattr(each, "__module__", None) or getattr(function, "__module__", "")
+        if not _foreign(module):
+            todo += [*_kept(function), getattr(each, "__self__", None)]
+        if _installed(module):
+            found |= _all_names(code)
             continue
-        seen.add(id(code))
-        own = not _installed(getattr(each, "__module__", None) or getattr(_function(each), "__module__", ""))
-        names, reached = _loaded(code) if own else (_all_names(code), frozenset[str]())
-        if len(seen) > _MOST or (own and (names | reached) & _BY_ANY_NAME):
-            return None
+        if isinstance(function, types.FunctionType):
+            functions.append(function)
+        names, reached, imported = _loaded(code)
         found |= names
-        if own:
-            todo += _named(_function(each), names, reached)
-    return frozenset(found)
+        any_name = any_name or bool((names | reached) & _BY_ANY_NAME) or not all(map(_installed, imported))
+        todo += _named(function, names, reached)
+        todo += [sys.modules.get(name) for name in imported]
+    return Code(functions, None if any_name else frozenset(found))
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """What an object holds on to, and the classes whose code runs for it."""
+    if isinstance(value, nn.Module):
+        kinds = [kind for kind in own_class(value).__mro__ if kind not in (nn.Module, object)]
+        for kind in kinds:
+            yield from vars(kind).values()
+            library = _installed(kind.__module__) and not kind.__module__.startswith("torch.")
+            if library and (file := sys.modules.get(kind.__module__)) is not None:
+                yield from (each for each in vars(file).values() if isinstance(each, types.FunctionType))
+        yield from (hook for table in hooks_of(value) for hook in table.values())
+        yield from vars(value).values()
+    elif isinstance(value, type):
+        for kind in (*value.__mro__, type(value)):
+            yield from () if _installed(kind.__module__) else vars(kind).values()
+    elif isinstance(value, types.ModuleType):
+        yield from () if _installed(value.__name__) else vars(value).values()
+    elif isinstance(value, weakref.ref):
+        yield value()
+    elif type(value).__module__.partition(".")[0] not in NEVER_WALKED and not isinstance(value, _CLOSED):
+        yield type(value)
+        yield from gc.get_referents(value)
+
+
+_CLOSED = (types.CodeType, types.FrameType)
+
+
+def _kept(function: Any) -> Iterator[Any]:
+    """What a function closes over, its defaults and attributes."""
+    yield from (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell))
+    yield from getattr(function, "__defaults__", None) or ()
+    yield from (getattr(function, "__kwdefaults__", None) or {}).values()
+    yield from getattr(function, "__dict__", {}).values()
 
 
 def _named(function: Any, names: frozenset[str], reached: frozenset[str]) -> Iterator[Any]:
-    """What a function of the user's closes over, its defaults, and what it names, also inside of containers."""
+    """What a function of the user's names: globals, and what is in modules of the user's."""
     space: dict[str, Any] = getattr(function, "__globals__", {})
-    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
-    held += getattr(function, "__defaults__", None) or ()
-    for value in (*held, *(space[name] for name in reached if name in space)):
+    for value in (space[name] for name in reached if name in space):
         if isinstance(value, types.ModuleType):
             if not _installed(value.__name__):
-                yield from (vars(value)[name] for name in names & vars(value).keys())
+                yield from (vars(value)[each] for each in names & vars(value).keys())
         else:
-            yield from _inside(value)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    """The items of a container, or the value."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple, set)) else (value,)
+            yield value
 
 
 def _function(value: Any) -> Any:
@@ -98,7 +132,7 @@ def _function(value: Any) -> Any:
 
 
 def _code(value: Any) -> types.CodeType | None:
-    code = getattr(_function(value), "__code__", None)
+    code = None if isinstance(value, type) else getattr(_function(value), "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
 
@@ -131,14 +165,16 @@ def _all_names(code: types.CodeType) -> frozenset[str]:
 
 
 @cache
-def _loaded(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The attributes that a piece of code loads, texts in it among them, and the global names."""
-    names, reached = set[str](), set[str]()
+def _loaded(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The attributes that a piece of code loads, texts in it among them, the global names, and the modules."""
+    names, reached, imported = set[str](), set[str](), set[str]()
     for each in _codes(code):
         names |= set(_texts(each.co_consts))
         for one in dis.get_instructions(each):
-            if one.opname.endswith(("_GLOBAL", "_NAME")):
+            if one.opname == "IMPORT_NAME":
+                imported.add(str(one.argval))
+            elif one.opname.endswith(("_GLOBAL", "_NAME")):
                 reached.add(str(one.argval))
             elif one.opname.startswith("LOAD_") and one.opname.endswith(("_ATTR", "_METHOD")):
                 names.add(str(one.argval))
-    return frozenset(names), frozenset(reached)
+    return frozenset(names), frozenset(reached), frozenset(imported)

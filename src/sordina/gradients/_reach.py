@@ -67,7 +67,7 @@ _LEAVES = (
     random.Random,
     torch.Generator,
 )
-_NEVER = {"sordina", "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "importlib"}
+NEVER_WALKED = {"sordina", "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "importlib"}
 """Packages of whose objects nothing is looked at: they lead to half of a program."""
 _PYTORCHS = frozenset(vars(nn.Module()))
 _HOOKS = frozenset(key for key in _PYTORCHS if "hooks" in key and isinstance(vars(nn.Module())[key], dict))
@@ -147,7 +147,7 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
         elif isinstance(value, type):
             if not _installed(value.__module__):
                 todo.extend(_of_kind(f"{place.name}.", value, classes))
-        elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in _NEVER:
+        elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in NEVER_WALKED:
             changes = not isinstance(value, (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, partial))
             if id(value) not in seen or not changes:
                 seen[id(value) if changes else len(seen)] = value  # held, so that no other gets its number

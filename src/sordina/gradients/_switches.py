@@ -3,7 +3,7 @@
 A switch is anything plain that somebody may change between two calls: in attributes of modules, in small containers and
 objects in these (a config), in classes of the user's, in global variables and closures that their methods name, in
 small tensors that do not learn; hooks, and a forward pass that was replaced. What a forward pass changes is none, nor
-is an attribute of a module that no code of the model reads (`names_read`): counts and results that a loop leaves there.
+is an attribute of a module that no code of the model reads (`code_of`): counts and results that a loop leaves there.
 
 Every state is studied once. Numbers with a fraction are told by the round ones between which they lie. What changes all
 the time does not have the model studied all the time: beyond `MOST_WAYS` states a new one is only tested, and a place
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from sordina.gradients._hooks import hooks_of, own_class
 from sordina.gradients._kept_state import _foreign, _installed, _names
-from sordina.gradients._names_read import names_read
+from sordina.gradients._names_read import code_of
 from sordina.gradients._tracing import CONSTANTS, LARGEST, between_round
 
 MOST_WAYS = 16
@@ -215,35 +215,26 @@ _TELLERS.update({Tensor: _tensor, nn.Parameter: _tensor, nn.Buffer: _tensor})
 # Where switches are kept.
 
 
-def _functions(functions: Iterable[Any]) -> tuple[list[types.CellType], list[tuple[dict[str, Any], str]]]:
-    """What functions of the user's, and those that they name, close over, and the global variables that they name."""
-    cells, names, todo, seen = dict[int, Any](), dict[Any, Any](), list(functions), set[int]()
-    while todo and len(seen) < _MOST:
-        each = todo.pop()
-        each = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
-        if not isinstance(each, types.FunctionType) or id(each) in seen or _installed(each.__module__):
-            continue
-        seen.add(id(each))
+def _variables(
+    functions: Iterable[types.FunctionType],
+) -> tuple[list[types.CellType], list[tuple[dict[str, Any], str]]]:
+    """What functions of the user's close over, and the global variables that they name."""
+    cells, names = dict[int, Any](), dict[Any, Any]()
+    for each in functions:
         cells |= {id(cell): cell for cell in each.__closure__ or ()}
-        todo += [_inside(cell) for cell in each.__closure__ or ()]
         reached, within, _ = _names(each.__code__)
-        for name, space, value in _named(reached, within, each.__globals__):
-            if isinstance(value, types.FunctionType):
-                todo.append(value)
-            names[id(space), name] = space, name
+        names |= {(id(space), name): (space, name) for name, space in _named(reached, within, each.__globals__)}
     return list(cells.values()), list(names.values())
 
 
-def _named(
-    names: Iterable[str], within: frozenset[str], space: dict[str, Any]
-) -> Iterator[tuple[str, dict[str, Any], Any]]:
+def _named(names: Iterable[str], within: frozenset[str], space: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in names:
         value = space.get(name)
         if isinstance(value, types.ModuleType):
             if not _installed(value.__name__):
-                yield from ((each, vars(value), vars(value)[each]) for each in within & vars(value).keys())
+                yield from ((each, vars(value)) for each in within & vars(value).keys())
         elif name in space and not (isinstance(value, type) and _installed(value.__module__)):
-            yield name, space, value
+            yield name, space
 
 
 class _Table:
@@ -299,6 +290,8 @@ def _nothing(own: Any) -> tuple[Any, ...]:
 _NOBODYS = ("__", "_sordina")
 """So begin names of what is Python's, or the engine's."""
 _OF_CLASSES = (types.FunctionType, property, staticmethod, classmethod)
+_CODE = (type, types.CodeType, *_OF_CLASSES)
+"""Kinds of what a function or an object is told by."""
 
 
 class Switches:
@@ -307,24 +300,16 @@ class Switches:
     def __init__(self, model: nn.Module) -> None:
         """Look where switches may be kept in ``model``."""
         modules = list(model.modules())
-        read = names_read(model)
-        self._own = [
-            _Table(
-                vars(each),
-                read=read if read is None or not _installed(own_class(each).__module__) else read | set(vars(each)),
-            )
-            for each in modules
-        ]
+        self._model = model
+        self._own = [(each, _Table(vars(each))) for each in modules]
         self._hooks = [table for module in modules for table in hooks_of(module)]
-        self._hooked = sum(map(len, self._hooks))
+        self._hooked = 0
+        self._read()
         tensors = [(table, name) for each in modules for table in (each._buffers, each._parameters) for name in table]
         self._small = [(table, name) for table, name in tensors if _small(table[name])]
         kinds = dict.fromkeys(kind for module in modules for kind in own_class(module).__mro__)
         spaces = [vars(kind) for kind in kinds if not _installed(kind.__module__)]
         self._classes = [_Table(space, _OF_CLASSES) for space in spaces]
-        methods = [each for space in spaces for each in space.values()]
-        cells, self._globals = _functions(methods)
-        self._cells = [cell for cell in cells if not isinstance(_inside(cell), type)]
         self._users = [each for each in modules if not _installed(own_class(each).__module__)]
         self._kinds: list[tuple[type, _Table]] = [(type, _Table({}))] * len(self._users)
         self._left: dict[Any, Any] | None = None
@@ -345,8 +330,19 @@ class Switches:
         self._answers: dict[Position, Position] = {}
         """By place that came or went the container that answers for it."""
 
+    def _read(self) -> None:
+        """Find which names are read; attributes of libraries' modules count as read if they were there before."""
+        self._hooked, (functions, read) = sum(map(len, self._hooks)), code_of(self._model)
+        cells, self._globals = _variables(functions)
+        self._cells = [cell for cell in cells if not isinstance(_inside(cell), type)]
+        for module, table in self._own:
+            library = read is not None and _installed(own_class(module).__module__)
+            table.read, table.size = (read or frozenset()) | set(vars(module)) if library else read, -1
+
     def left(self) -> None:
         """A call has ended: what it has changed itself is no switch."""
+        if self._left is None or sum(map(len, self._hooks)) > self._hooked:
+            self._read()  # what is imported or made in the first call is there now
         self._left = self._state()
 
     def look(self) -> tuple[bool, bool]:
@@ -362,19 +358,17 @@ class Switches:
                 for at in [*two, *(at for at in one if at not in two)]:
                     if at not in one or at not in two or not _alike(one[at], two[at]):
                         self._note(changes, at, one.get(at, _GONE), two.get(at, _GONE))
+        if any(isinstance(each, tuple) and each[0] in _CODE for each in changes.values()):
+            self._read()  # other code may read other names
         return self._changed(changes) if changes else (False, False)
 
     def _state(self) -> dict[Any, Any]:
         """What is switched on, by where it is kept."""
         seen: dict[int, Any] = {}
         found: dict[Any, Any] = {}
-        for number, table in enumerate(self._own):
+        for number, (_, table) in enumerate(self._own):
             found[number] = table.state(seen)
         if any(self._hooks):
-            if sum(map(len, self._hooks)) > self._hooked:  # others may read other names
-                self._hooked = sum(map(len, self._hooks))
-                for table in self._own:
-                    table.read, table.size = None, -1
             for number, hooks in enumerate(self._hooks):
                 found["hooks", number] = _all_told(enumerate(hooks.values()), _DEEP, seen)
         for number, (tensors, name) in enumerate(self._small):
@@ -386,10 +380,10 @@ class Switches:
             if self._kinds[number][0] is not kind:
                 self._kinds[number] = kind, _Table(vars(kind), _OF_CLASSES)
             found["own class", number] = self._kinds[number][1].state(seen)
-        for number, cell in enumerate(self._cells):
-            found["cell", number] = told(_inside(cell), _DEEP, seen)
-        for number, (space, name) in enumerate(self._globals):
-            found["global", number] = told(space.get(name), _DEEP, seen)
+        for cell in self._cells:
+            found["cell", id(cell)] = told(_inside(cell), _DEEP, seen)
+        for space, name in self._globals:
+            found["global", id(space), name] = told(space.get(name), _DEEP, seen)
         return found
 
     def _note(self, changes: dict[Position, Any], at: Position, before: Any, value: Any) -> None:
