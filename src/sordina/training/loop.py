@@ -149,11 +149,11 @@ class Private:
         self.last_steps = LastSteps(plan.steps)
         self._base_rates = [group["lr"] for group in optimizer.param_groups]
         matrices = sum(one.dim() > 1 for members in self._parameters for one in members)
-        start = Start(
+        self.start = Start(
             plan.steps, self._base_rates[0], sum(sizes), typical_size(model), matrices, plan.adds_up,
             turning_length(model),
         )  # fmt: skip
-        self.rate_state = learning_rate.init(start) if learning_rate else None
+        self.rate_state = learning_rate.init(self.start) if learning_rate else None
         trained = [one for members in self._parameters for one in members]
         self.average = None if averaging is None else WeightAverage(averaging, trained, plan.steps)
         self.steps_taken, self.trained_steps, self.lost_steps = 0, 0, 0

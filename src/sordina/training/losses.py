@@ -256,7 +256,7 @@ def check_takes(model: nn.Module, loss: Loss, rows: Rows) -> None:
     if columns is None or any(isinstance(value, nn.UninitializedParameter) for value in model.parameters()):
         return
     each = per_sample(loss)
-    with _at_rest(model, each.loss):
+    with at_rest(model, each.loss):
         shapes = ", ".join(
             f"{tuple(column.shape[1:])} {str(column.dtype).removeprefix('torch.')}" for column in columns
         )
@@ -399,7 +399,7 @@ def _tensors(batch: Any) -> tuple[Tensor, ...] | None:
 
 
 @contextmanager
-def _at_rest(model: nn.Module, loss: Loss) -> Iterator[None]:
+def at_rest(model: nn.Module, loss: Loss) -> Iterator[None]:
     """The model in evaluation mode, and afterwards it and the loss as they were; no random number is used up."""
     kept, before = KeptState(loss), fingerprint(model)
     modes = [(module, module.training) for module in model.modules()]
