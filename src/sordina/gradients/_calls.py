@@ -19,6 +19,7 @@ from sordina.errors import Unsupported
 from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._following import still_apart
+from sordina.gradients._footprints import Footprints, Trail, followed
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
@@ -122,7 +123,9 @@ class Calls:
             for key in module._buffers
         ]
         self._all = list(model.parameters())
-        self.switches = Switches(model)
+        self.switches, self.footprints = Switches(model), Footprints()
+        self._studied = False
+        """Whether the structure of this call was learned, or learned again, for it."""
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._running = False
         self._last: Structure | None = None
@@ -152,7 +155,8 @@ class Calls:
         self._running, self.run = True, _leaving_alone(whole or self.forward, self.parts)
         self._look_at_switches()
         try:
-            return self._run((args, kwargs))
+            with followed(None):
+                return self._run((args, kwargs))
         finally:
             self._running = False
             self.switches.left()
@@ -217,11 +221,22 @@ class Calls:
         versions = [tensor._version for tensor in looked_at]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
         prints = None if watched is None else fingerprint(self.model)
-        apart = None
+        apart, trail = None, self.footprints.trail()
         if not structure.alone and watched is not None:
-            result, structure = self._watched(value, given, structure, rows, watched)
+            result, structure = self._watched(value, given, structure, rows, watched, trail)
         elif not structure.alone:
-            result = self.listen(rows, structure.inputs, *value)
+            chance, kept = torch.get_rng_state(), Attributes(self.model) if self.switches.moving else None
+            with followed(trail):
+                result = self.listen(rows, structure.inputs, *value)
+            if self._studied:
+                self.footprints.learn(trail)
+            elif rows > 1 and self.footprints.new(trail):
+                del result
+                torch.set_rng_state(chance)
+                if kept is not None:
+                    kept.restore()
+                self.demand_tests()
+                return self._run(value)
         if structure.alone:
             result, apart = self.run_apart(value, structure, rows)
         tensors = [result] if isinstance(result, Tensor) else list(tensors_in([result]))
@@ -247,6 +262,7 @@ class Calls:
                     result = self.listen(rows, structure.inputs, *value)
                 tensors = list(tensors_in([result]))
             self._owed = False
+            self.footprints.learn(trail)
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
@@ -258,14 +274,20 @@ class Calls:
         return result if isinstance(result, Tensor) else without_objects(result)
 
     def _watched(
-        self, value: tuple[Any, Any], given: Sequence[Tensor], structure: Structure, rows: int, before: Snapshot
+        self,
+        value: tuple[Any, Any],
+        given: Sequence[Tensor],
+        structure: Structure,
+        rows: int,
+        before: Snapshot,
+        trail: Trail,
     ) -> tuple[Any, Structure]:
         """All samples at once, watched by `Reads`: from a first reading on, the model runs one sample at a time.
 
         That something is read does not depend on a record, for nothing was read before it. Afterwards the way may.
         """
         samples = [tensor for tensor, dim in zip(given, structure.inputs, strict=True) if dim is not None]
-        with Reads(samples, rows) as reads:
+        with Reads(samples, rows) as reads, followed(trail):
             result = self.listen(rows, structure.inputs, *value)
         why = reads.unknown(structure.reads)
         if not why:
@@ -303,7 +325,7 @@ class Calls:
         return marked(result) if isinstance(result, Tensor) else changed(result, marked)
 
     def _structure(self, value: tuple[Any, Any], tensors: Sequence[Tensor]) -> Structure | None:
-        due = self.study.due()
+        due = self._studied = self.study.due()
         quick = self._quickly_told(value, tensors)
         if not due and quick is not None and (found := self._quick.get(quick)) is not None:
             return found
@@ -313,7 +335,7 @@ class Calls:
         before = len(self.ways.known)
         known = self.ways.structure(value, tensors, sizes, self.switches.way, due)
         if due or len(self.ways.known) > before:
-            self._quick = {}
+            self._quick, self._studied = {}, True
         if quick is not None:
             self._quick[quick] = known
         return known

@@ -274,6 +274,20 @@ def used_outside(losses: Tensor, calls: Sequence[ModelCall], names: Mapping[int,
     return _named(_leaves([(losses.grad_fn, 0)], results), names)
 
 
+def loss_graph(losses: Tensor, calls: Sequence[ModelCall]) -> int:
+    """A number that tells which operations lead from the results of ``calls`` to the losses."""
+    results = {edge[:2] for call in calls for edge in call.edges if edge is not None}
+    told, stack, seen = 0, [(losses.grad_fn, 0)], set[Any]()
+    while stack:
+        place = stack.pop()
+        node = place[0]
+        told = hash((told, place in results, type(node)))
+        if node is not None and place not in results and node not in seen:
+            seen.add(node)
+            stack.extend(node.next_functions)
+    return told
+
+
 def untapped(calls: Sequence[ModelCall], names: Mapping[int, str]) -> list[str]:
     """The parameters (``names`` by their identity) that results of calls depend on without a tap between them."""
     taps: dict[Any, tuple[Tensor, ...]] = {

@@ -12,6 +12,7 @@ import gc
 import marshal
 import random
 import re
+import threading
 import types
 import weakref
 from array import array
@@ -147,7 +148,9 @@ def places(model: nn.Module, only: Collection[str] | None = None, given: Collect
         elif isinstance(value, type):
             if not _installed(value.__module__):
                 todo.extend(_of_kind(f"{place.name}.", value, classes))
-        elif not isinstance(value, _LEAVES) and type(value).__module__.partition(".")[0] not in NEVER_WALKED:
+        elif not isinstance(value, _LEAVES) and (
+            type(value).__module__.partition(".")[0] not in NEVER_WALKED or isinstance(value, threading.local)
+        ):
             changes = not isinstance(value, (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, partial))
             if id(value) not in seen or not changes:
                 seen[id(value) if changes else len(seen)] = value  # held, so that no other gets its number
@@ -186,8 +189,11 @@ def is_simple(value: Any) -> bool:
     return kind is tuple and all(type(each) in _USUAL or isinstance(each, SIMPLE) for each in value)
 
 
-def _of_module(prefix: str, module: nn.Module, classes: set[type]) -> Iterator[Place]:
-    """What a module holds: attributes, buffers, parameters (for what is put on them), hooks, and its class."""
+def _of_module(prefix: str, module: nn.Module, classes: set[type], part: bool = True) -> Iterator[Place]:
+    """What a module holds: attributes, buffers, parameters (for what is put on them), hooks, and its class.
+
+    Buffers of the ``part`` of a model are looked after elsewhere, but not those of a module that an attribute keeps.
+    """
     dot, own = f"{prefix}." if prefix else "", vars(module)
     for key, value in own.items():
         if key not in _PYTORCHS:
@@ -196,7 +202,8 @@ def _of_module(prefix: str, module: nn.Module, classes: set[type]) -> Iterator[P
             for hook in value.values():
                 yield Place(dot + key, hook, NEVER, hook)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-        yield Place(dot + name, tensor, NOWHERE, tensor)
+        put: Put = NOWHERE if part or name not in module._buffers else (setitem, module._buffers, name)
+        yield Place(dot + name, tensor, put, tensor)
     if (kind := type(module)) is not own_class(module):  # the engine's, with what a forward pass puts there
         for key, value in vars(kind).items():
             if not key.startswith("__") and key not in WRAPPING:
@@ -244,7 +251,7 @@ def _inside(place: Place, classes: set[type]) -> Iterator[Place]:
     """What is held by the value of a place."""
     name, value = place.name, place.value
     if isinstance(value, nn.Module):
-        yield from _of_module(name, value, classes)
+        yield from _of_module(name, value, classes, part=False)
         yield from (Place(f"{name}.{key}", each, NOWHERE, each) for key, each in value._modules.items())
         return
     found = list(_held(name, value))

@@ -301,7 +301,7 @@ class Switches:
         """Look where switches may be kept in ``model``."""
         modules = list(model.modules())
         self._model = model
-        self._own = [(each, _Table(vars(each))) for each in modules]
+        self._own = [(_Table(vars(each)), set(vars(each)), _installed(own_class(each).__module__)) for each in modules]
         self._hooks = [table for module in modules for table in hooks_of(module)]
         self._hooked = 0
         self._read()
@@ -318,6 +318,9 @@ class Switches:
         """What is otherwise than at the beginning because somebody has changed it from outside, as it is told."""
         self._first: dict[Position, Any] = {}
         """What was there at the beginning."""
+        self._called = False
+        self.moving = False
+        """Whether the model was seen to change what it keeps."""
         self.way = 0
         """The number of the state that the model is in."""
         self._known: dict[frozenset[tuple[Position, Any]], int] = {frozenset(): 0}
@@ -331,19 +334,20 @@ class Switches:
         """By place that came or went the container that answers for it."""
 
     def _read(self) -> None:
-        """Find which names are read; attributes of libraries' modules count as read if they were there before."""
+        """Find which names are read; attributes of libraries' modules count as read if they were there at first."""
         self._hooked, (functions, read) = sum(map(len, self._hooks)), code_of(self._model)
         cells, self._globals = _variables(functions)
         self._cells = [cell for cell in cells if not isinstance(_inside(cell), type)]
-        for module, table in self._own:
-            library = read is not None and _installed(own_class(module).__module__)
-            table.read, table.size = (read or frozenset()) | set(vars(module)) if library else read, -1
+        for table, first, library in self._own:
+            table.read, table.size = read | first if library and read is not None else read, -1
 
     def left(self) -> None:
         """A call has ended: what it has changed itself is no switch."""
-        if self._left is None or sum(map(len, self._hooks)) > self._hooked:
+        before, self._left = self._left, self._state()
+        self.moving = self.moving or before != self._left
+        if not self._called or sum(map(len, self._hooks)) > self._hooked:
             self._read()  # what is imported or made in the first call is there now
-        self._left = self._state()
+            self._called, self._left = True, self._state()
 
     def look(self) -> tuple[bool, bool]:
         """Whether the model is in another state than `way` said, and whether that is to be tested in this call."""
@@ -366,7 +370,7 @@ class Switches:
         """What is switched on, by where it is kept."""
         seen: dict[int, Any] = {}
         found: dict[Any, Any] = {}
-        for number, (_, table) in enumerate(self._own):
+        for number, (table, _, _) in enumerate(self._own):
             found[number] = table.state(seen)
         if any(self._hooks):
             for number, hooks in enumerate(self._hooks):

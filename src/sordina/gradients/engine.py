@@ -21,7 +21,8 @@ from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._asides import WithheldObject
 from sordina.gradients._calls import ModelCall, install, remove
-from sordina.gradients._hooks import Gathering, Recorder, Tap, hooked, leads_to, untapped, used_outside
+from sordina.gradients._footprints import MOST_TESTS
+from sordina.gradients._hooks import Gathering, Recorder, Tap, hooked, leads_to, loss_graph, untapped, used_outside
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients._tracing import changed, found_in
 from sordina.gradients.checks import check
@@ -72,7 +73,7 @@ class Engine:
         self._layouts = layouts(model, groups)
         self._public_buffers = frozenset(public_buffers)
         self._told: set[str] = set()
-        self._loss_checks, self._checked = RemovalSchedule(), False
+        self._loss_checks, self._checked, self._loss_graphs = RemovalSchedule(), False, set[int]()
         self.on_call: Callable[[], None] | None = None
         """Called whenever the model is, before it runs."""
         self._install()
@@ -206,7 +207,7 @@ class Engine:
         self.expect(rows)
         with aside(self.model):
             self.record(losses())
-        self._loss_checks, self._checked = RemovalSchedule(), False
+        self._loss_checks, self._checked, self._loss_graphs = RemovalSchedule(), False, set[int]()
         self._calls.removal = RemovalSchedule()
 
     def record(self, losses: Tensor, rows_per_unit: int = 1) -> GhostTape:
@@ -245,10 +246,13 @@ class Engine:
                 "with gradients: call model(...) itself, not its parts, before each record."
             )
         self.clear()
-        if self._loss_checks.due() or any(call.structure.unclear for call in calls):
+        graph = loss_graph(losses, calls)
+        new = graph not in self._loss_graphs and len(self._loss_graphs) < MOST_TESTS
+        if self._loss_checks.due() or new or any(call.structure.unclear for call in calls):
             with apart_from_heap():
                 check_losses_apart(losses, calls, probes=1 if self._checked else 3)
             self._checked = True
+            self._loss_graphs.add(graph)
         if outside := used_outside(losses, calls, self._names):
             raise Unsupported(
                 f"parameter {outside[0]!r} is used outside of the model's forward pass, or the losses use something of "

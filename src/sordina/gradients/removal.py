@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._crowds import company_trials
+from sordina.gradients._footprints import Footprints, followed
 from sordina.gradients._hooks import Gathering
 from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
@@ -448,16 +449,23 @@ class LossWatch:
     def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor], loss: Any = None) -> None:
         """Watch ``losses``, a function of a batch, computed with ``model`` and ``loss``, which may keep a state."""
         self.model, self.losses, self.loss = model, losses, loss
-        self.schedule = RemovalSchedule()
+        self.schedule, self.footprints = RemovalSchedule(), Footprints()
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``; refuses those of which one depends on another sample."""
-        due = self.schedule.due()
+        due, trail = self.schedule.due(), self.footprints.trail()
         before = Snapshot(self.model) if due else None
         kept = KeptState(self.loss) if due else None
-        losses, times = self.losses(batch), Doubled.times
+        with followed(trail):
+            losses = self.losses(batch)
+        if not due and self.footprints.new(trail):
+            del losses
+            self.schedule.force()
+            return self(batch)
+        times = Doubled.times
         if before is not None and kept is not None and losses.dim() == 1 and len(losses) > 1:
             self._check(batch, losses, before, kept)
+            self.footprints.learn(trail)
             if Doubled.times > times:
                 del losses
                 before.restore()

@@ -1,0 +1,329 @@
+"""What a model does for the first time is tested, wherever the switch was kept that turned it on."""
+
+import contextvars
+import random
+import threading
+import weakref
+from collections import ChainMap
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sordina as sd
+from sordina.gradients import Engine
+from sordina.gradients._footprints import MOST_TESTS, MOST_TRAILS, Footprints, followed
+from sordina.gradients.structure import Mixing
+
+
+class Net(nn.Module):
+    """Says what a function of its features says, which somebody may exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def on(self) -> bool:
+        return False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return self.last(hidden - hidden.mean(0) if self.on() else hidden)
+
+
+def quiet(engine: Engine) -> None:
+    """No random test comes by."""
+    engine._calls.removal.left = engine._calls.study.left = engine._loss_checks.left = 10**9
+
+
+def refused_when(turn: Any, model: nn.Module, loss: Any = None) -> None:
+    loss = loss or (lambda given: model(given).square().sum(1))
+    x = torch.randn(6, 5)
+    with Engine(model) as engine:
+        for _ in range(3):
+            engine.record(loss(x)).scalars()
+            quiet(engine)
+        turn()
+        with pytest.raises(Mixing):
+            engine.record(loss(x)).scalars()
+
+
+class Scheduler:
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def active(self) -> bool:
+        return self.epoch > 5
+
+
+VARIABLE, LOCAL = contextvars.ContextVar("on", default=False), threading.local()
+
+
+class Deep:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def kept(how: str) -> tuple[Any, Any]:
+    """What reads a switch, and what turns it on."""
+    if how == "a bound method":
+        scheduler = Scheduler()
+        return scheduler.active, lambda: setattr(scheduler, "epoch", 9)
+    if how == "a weak reference":
+        scheduler = Scheduler()
+        reference = weakref.ref(scheduler)
+        return lambda: reference().epoch > 5, lambda: setattr(scheduler, "epoch", 9)
+    if how == "a context variable":
+        VARIABLE.set(False)
+        return VARIABLE.get, lambda: VARIABLE.set(True)
+    if how == "a variable of a thread":
+        LOCAL.on = False
+        return lambda: LOCAL.on, lambda: setattr(LOCAL, "on", True)
+    if how == "an event":
+        event = threading.Event()
+        return event.is_set, event.set
+    if how == "an array":
+        array = np.zeros(3)
+        return lambda: bool(array[1]), lambda: array.fill(1)
+    if how == "a rate of PyTorch's":
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        return lambda: optimizer.param_groups[0]["lr"] < 0.05, lambda: optimizer.param_groups[0].update(lr=0.01)
+    if how == "a chain of maps":
+        first: dict[str, bool] = {}
+        chain = ChainMap(first, {"on": False})
+        return lambda: chain["on"], lambda: first.update(on=True)
+    if how == "a number between round ones":
+        held = SimpleNamespace(number=Decimal("0.24"))
+        return lambda: held.number > Decimal("0.25"), lambda: setattr(held, "number", Decimal("0.26"))
+    found: Any = SimpleNamespace(on=False)
+    way, inner = found, found
+    for _ in range(12):
+        way = Deep(way)
+
+    def read() -> bool:
+        each = way
+        while isinstance(each, Deep):
+            each = each.inner
+        return each.on
+
+    return read, lambda: setattr(inner, "on", True)
+
+
+PLACES = [
+    *("a bound method", "a weak reference", "a context variable", "a variable of a thread", "an event", "an array"),
+    *("a rate of PyTorch's", "a chain of maps", "a number between round ones", "twelve objects deep"),
+]
+
+
+@pytest.mark.parametrize("how", PLACES)
+def test_whatever_turns_on_work_that_mixes_is_seen_in_the_step_that_does_it(how):
+    """6.2 times the bound, until a random test."""
+    read, turn = kept(how)
+    model = Net()
+    model.on = read
+    refused_when(turn, model)
+
+
+def test_a_switch_in_a_file_is_seen(tmp_path):
+    file, model = tmp_path / "stage", Net()
+    model.on = file.exists
+    refused_when(file.touch, model)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_switches_are_seen(seed):
+    """Work that mixes, of several kinds, after several other kinds that do not, each turned on by a list beside."""
+    chance, stage = random.Random(seed), [0]
+    sound = [torch.tanh, lambda h: h * 0.5, lambda h: h - h.mean(1, keepdim=True), lambda h: h.clamp(max=2.0), F.gelu]
+    mixing = [
+        lambda h: h - h.mean(0),
+        lambda h: h / h.detach().abs().max(),
+        lambda h: h + h.detach().roll(1, 0),
+        lambda h: F.softmax(h, 0),
+        lambda h: h * (h.detach() > h.detach().median()).float(),
+        lambda h: h + h.sum() * 0.01,
+        lambda h: torch.sort(h, 0).values,
+        lambda h: h @ h.T @ h,
+    ]
+    works = [*chance.sample(sound, 3), chance.choice(mixing)]
+
+    class Staged(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(works[stage[0]](torch.relu(self.first(x))))
+
+    model, x = Staged(), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for stage[0] in (0, 1, 0, 2, 1):
+            engine.record(model(x).square().sum(1)).scalars()
+            quiet(engine)
+        stage[0] = 3
+        with pytest.raises(Mixing):
+            engine.record(model(x).square().sum(1)).scalars()
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [lambda each: each - each.mean(), lambda each: each / each.sum(), lambda each: each * each.flip(0)],
+)
+def test_a_loss_of_ones_own_loop_that_begins_to_mix_is_seen(mixed):
+    model, on = Net(), [False]
+
+    def loss(x: Tensor) -> Tensor:
+        each = model(x).square().sum(1)
+        return mixed(each) if on[0] else each
+
+    refused_when(lambda: on.__setitem__(0, True), model, loss)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_loss_of_the_trainer_that_begins_to_mix_is_seen_at_once(detached, monkeypatch):
+    steps, since = [0], 4
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        each = F.cross_entropy(outputs, target, reduction="none")
+        if event.is_set():
+            each = each / (each.detach() if detached else each).mean()
+        return each
+
+    event = threading.Event()
+
+    def report(entry: dict[str, Any]) -> None:
+        steps[0] = entry["step"]
+        if entry["step"] == since:
+            event.set()
+
+    from sordina.gradients import removal
+
+    monkeypatch.setattr(removal.RemovalSchedule, "due", lambda self: _once(self))
+    x, y = torch.randn(60, 5), torch.arange(60) % 3
+    trainer = sd.Trainer(
+        Net(), loss, budget=sd.Budget(3, 1e-5), batch_size=20, steps=30, callbacks=[SimpleWatcher(report)], seed=1
+    )
+    with pytest.raises(Mixing):
+        trainer.fit((x, y))
+    assert steps[0] == since
+
+
+def _once(schedule: Any) -> bool:
+    """Due at first, and when somebody says so: no random test comes by."""
+    due = schedule.left == 1
+    schedule.left = 10**9
+    return bool(due)
+
+
+class SimpleWatcher:
+    def __init__(self, report: Any) -> None:
+        self.report = report
+
+
+# Ordinary models that do other work from step to step.
+
+
+class Skipping(nn.Module):
+    """Leaves out layers at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if random.random() < 0.8:
+                x = torch.relu(layer(x)) + x
+        return x
+
+
+class Alternating(Net):
+    """Works otherwise in every second call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.ways = 0, list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        hidden = torch.relu(self.first(x))
+        return self.last(torch.tanh(hidden) if self.calls % 2 else hidden)
+
+
+class Looping(nn.Module):
+    """Of sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.last = nn.Linear(10, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 5)
+        for time in range(x.shape[1]):
+            state = torch.tanh(self.cell(torch.cat([x[:, time], state], 1)))
+        return self.last(state)
+
+
+@pytest.mark.parametrize("make", [Skipping, Alternating, Looping])
+def test_models_that_do_other_work_from_step_to_step_are_taken_and_soon_left_alone(make, monkeypatch):
+    random.seed(0)
+    model, tested = make(), [0]
+    with Engine(model) as engine:
+        demand = engine._calls.demand_tests
+
+        def counted() -> None:
+            tested[0] += 1
+            demand()
+
+        monkeypatch.setattr(engine._calls, "demand_tests", counted)
+        for number in range(60):
+            rows = 3 + number % 4
+            x = torch.randn(rows, 3 + number % 3, 5) if make is Looping else torch.randn(rows, 5)
+            engine.record(model(x).square().sum(1)).scalars()
+            if number == 0:
+                quiet(engine)
+    assert tested[0] <= MOST_TRAILS + 8
+
+
+def test_a_model_that_alternates_by_a_count_of_its_own_keeps_doing_so():
+    model, x = Alternating(), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for _ in range(9):
+            quiet(engine)
+            engine.record(model(x).square().sum(1)).scalars()
+    assert model.calls == 9
+
+
+def test_sizes_of_batches_are_nothing_new():
+    prints, net = Footprints(), nn.Sequential(nn.Linear(5, 4), nn.Flatten(), nn.ReLU())
+    for number, rows in enumerate((20, 33, 100, 47)):
+        with followed(prints.trail()) as trail:
+            net(torch.randn(rows, 5)).view(rows, -1)[: rows // 2].mean(1)
+        assert prints.new(trail) == (number == 0)
+        prints.learn(trail)
+
+
+def test_only_so_much_is_tested():
+    prints, tested = Footprints(), 0
+    for number in range(500):
+        with followed(prints.trail()) as trail:
+            (torch.ones(3) * 2.0 ** (number % 100)).sum()
+        tested += prints.new(trail)
+    assert tested == MOST_TRAILS + MOST_TESTS
+
+
+def test_what_is_followed_inside_is_not_what_is_followed_outside():
+    prints = Footprints()
+    with followed(prints.trail()) as outer:
+        torch.ones(2).sum()
+        before = outer.whole
+        with followed(prints.trail()) as inner:
+            torch.ones(2).mean()
+        with followed(None):
+            torch.ones(2).prod()
+        assert outer.whole == before
+        torch.ones(2).sum()
+        assert outer.whole != before != inner.whole
