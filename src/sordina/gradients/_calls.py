@@ -18,6 +18,7 @@ from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
 from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
+from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._following import still_apart
 from sordina.gradients._footprints import Footprints, Trail, followed
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
@@ -41,8 +42,9 @@ from sordina.gradients._tracing import Tracer, changed, found_in, tensors_in
 from sordina.gradients._ways import BEGAN, Ways
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
+from sordina.gradients.loss_watch import LossWatch
 from sordina.gradients.one_by_one import Apart, run_apart
-from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, backward_mixes, others_change
+from sordina.gradients.removal import CHANCE, RemovalSchedule, backward_mixes, others_change
 from sordina.gradients.structure import ADVICE, Mixing, Structure
 
 # The calls of a model: each is run in the way its structure allows, and watched.
@@ -124,6 +126,8 @@ class Calls:
         ]
         self._all = list(model.parameters())
         self.switches, self.footprints = Switches(model), Footprints()
+        self.stirs: Callable[[], Sequence[Stir]] = list
+        """What may be done before a call, and may not matter for it."""
         self._studied = False
         """Whether the structure of this call was learned, or learned again, for it."""
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -432,6 +436,10 @@ class Calls:
                 "samples mix: without one sample the model says something else of others, or of their gradients, so no "
                 f"per-sample bound exists, and none holds for the steps since this began. {ADVICE}"
             )
+        if (stirs := self.stirs()) and carried(
+            self.model, lambda: run(value), stirs, before.generators, before.restore
+        ):
+            raise Mixing(CARRIED.format("model says"))
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
 
 

@@ -74,6 +74,8 @@ class Engine:
         self._public_buffers = frozenset(public_buffers)
         self._told: set[str] = set()
         self._loss_checks, self._checked, self._loss_graphs = RemovalSchedule(), False, set[int]()
+        self.stirs: Callable[[], Sequence[Callable[[], Any]]] = list
+        """Gives what may be done before a call, such as to read other rows, and may not matter for it."""
         self.on_call: Callable[[], None] | None = None
         """Called whenever the model is, before it runs."""
         self._install()
@@ -91,6 +93,7 @@ class Engine:
             self._public_buffers,
             (self._forward, self._called),
         )
+        self._calls.stirs = self.stirs
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""
@@ -182,6 +185,14 @@ class Engine:
             rows: The number of samples, which will be the number of losses.
         """
         self._calls.expected = rows
+
+    def read_beside(self, stirs: Callable[[], Sequence[Callable[[], Any]]]) -> None:
+        """Try whether a call depends on what is done before it.
+
+        Args:
+            stirs: Gives what may be done, such as to read other rows, and may not matter.
+        """
+        self._calls.stirs = self.stirs = stirs
 
     def demand_tests(self) -> None:
         """Have samples of the next call, and its losses, tested for certain."""

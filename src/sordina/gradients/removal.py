@@ -25,13 +25,10 @@ from torch.autograd.graph import GradientEdge
 
 from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._crowds import company_trials
-from sordina.gradients._footprints import Footprints, followed
 from sordina.gradients._hooks import Gathering
-from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
     CHANGES,
     Dims,
-    Doubled,
     Snapshot,
     all_whole,
     aside,
@@ -47,8 +44,8 @@ from sordina.gradients._rehearsal import (
     scaled,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, close, others_same, part_same
-from sordina.gradients.structure import ADVICE, Mixing
+from sordina.gradients.one_by_one import SamplePlacements, close, others_same, part_same
+from sordina.gradients.structure import Mixing
 
 if TYPE_CHECKING:
     from sordina.gradients._calls import ModelCall
@@ -438,61 +435,6 @@ def _length(vector: Tensor | None) -> float:
 
 def _doubled(value: Any) -> Any:
     return changed(value, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-
-
-class LossWatch:
-    """The removal test on the losses themselves, for a loop that knows how they are computed."""
-
-    checking = 0
-    """How many tests are running: meanwhile a model runs one sample at a time if it did so before."""
-
-    def __init__(self, model: nn.Module, losses: Callable[[Any], Tensor], loss: Any = None) -> None:
-        """Watch ``losses``, a function of a batch, computed with ``model`` and ``loss``, which may keep a state."""
-        self.model, self.losses, self.loss = model, losses, loss
-        self.schedule, self.footprints = RemovalSchedule(), Footprints()
-
-    def __call__(self, batch: Any) -> Tensor:
-        """The losses of ``batch``; refuses those of which one depends on another sample."""
-        due, trail = self.schedule.due(), self.footprints.trail()
-        before = Snapshot(self.model) if due else None
-        kept = KeptState(self.loss) if due else None
-        with followed(trail):
-            losses = self.losses(batch)
-        if not due and self.footprints.new(trail):
-            del losses
-            self.schedule.force()
-            return self(batch)
-        times = Doubled.times
-        if before is not None and kept is not None and losses.dim() == 1 and len(losses) > 1:
-            self._check(batch, losses, before, kept)
-            self.footprints.learn(trail)
-            if Doubled.times > times:
-                del losses
-                before.restore()
-                kept.restore()
-                return self.losses(batch)
-        return losses
-
-    def _check(self, batch: Any, losses: Tensor, before: Snapshot, kept: KeptState) -> None:
-        rows, after = len(losses), KeptState(self.loss)
-
-        def run(value: Any) -> list[Tensor]:
-            kept.restore()
-            return [self.losses(value)]
-
-        dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([batch]))
-        where = (SamplePlacement(0, True),)
-        LossWatch.checking += 1
-        try:
-            changes = others_change(self.model, run, batch, dims, where, rows, [losses.detach()], before)
-        finally:
-            after.restore()
-            LossWatch.checking -= 1
-        if changes:
-            raise Mixing(
-                "samples mix: without one sample the losses of others change, so no per-sample bound exists, and "
-                f"none holds for the steps since this began. {ADVICE}"
-            )
 
 
 # The losses themselves: one sample's may not depend on another's results.

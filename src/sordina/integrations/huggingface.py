@@ -32,7 +32,7 @@ from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.checks import to_training_mode
-from sordina.gradients.removal import LossWatch
+from sordina.gradients.loss_watch import LossWatch
 from sordina.gradients.structure import Mixing
 from sordina.integrations.output_folder import OwnCheckpoints, remove_card, weights_file, write_card
 from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens
@@ -395,7 +395,7 @@ class PrivateTrainer(transformers.Trainer):
         """Draw, record, step: the private step is `Private`'s own."""
         losses = FailingRows(self.model, self._losses, private.engine)
         private.kept = losses.kept
-        watched = LossWatch(self.model, losses) if private.plan.private else losses
+        watched = LossWatch(self.model, losses, stirs=private.stirs) if private.plan.private else losses
         if isinstance(watched, LossWatch):
             private.tested.append(watched.schedule)
         private.on_step = lambda: self._after_step(private, ignore)

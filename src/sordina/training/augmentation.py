@@ -30,6 +30,8 @@ from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import Generators
+from sordina.gradients.removal import CHANCE
+from sordina.training.batches import Rows
 
 Augmentation: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """From one input, without a batch dimension, and a generator, to another of the same form."""
@@ -84,6 +86,27 @@ def augmented(batch: Any, augment: Augmentation, seed: int) -> Any:
         raise InvalidInput("augment changes the first tensor of a batch: give data as tensors, or as items (x, y).")
     first = _changed(batch[0], augment, torch.Generator().manual_seed(seed))
     return [first, *batch[1:]] if isinstance(batch, list) else (first, *batch[1:])
+
+
+def readings(rows: Rows, augment: Augmentation | None) -> list[Callable[[], Any]]:
+    """Ways to read single rows, where code of the user's does that: it may keep something of them.
+
+    Args:
+        rows: The data.
+        augment: What changes a row.
+    """
+    if isinstance(rows.source, tuple) and augment is None:
+        return []
+
+    def read(index: int) -> None:
+        batch = rows.take(np.array([index]))
+        if augment is not None:
+            augmented(batch, augment, 0)
+
+    return [functools.partial(read, index) for index in CHANCE.sample(range(rows.size), min(rows.size, _READ))]
+
+
+_READ = 4
 
 
 def _changed(inputs: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:

@@ -31,7 +31,7 @@ from sordina.privacy import Guarantee
 from sordina.private_step import PrivateStep, finite, team
 from sordina.queries import Released, Tape
 from sordina.sampling import CyclicPoisson, Indices, Users
-from sordina.training.augmentation import Augmentation, augmented, check_augmentation
+from sordina.training.augmentation import Augmentation, augmented, check_augmentation, readings
 from sordina.training.averaging import Averaging, WeightAverage
 from sordina.training.batches import Collate, MicroBatch, as_rows, blank_batch, split
 from sordina.training.components import components_of, find_components
@@ -136,6 +136,9 @@ class Private:
         ):
             raise InvalidInput("the engine watches another model, or clips other parameters together: make it anew.")
         self.engine = (engine or Engine(model, groups, public_buffers)) if plan.private else None
+        self.stirs = lambda: readings(self.rows, augment)
+        if self.engine is not None:
+            self.engine.read_beside(self.stirs)
         parameters = dict(model.named_parameters())
         self._parameters = [[parameters[name] for name in part.names] for part in parts]
         self._ours = {id(parameter) for members in self._parameters for parameter in members}
