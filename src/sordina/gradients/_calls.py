@@ -229,16 +229,8 @@ class Calls:
         if not structure.alone and watched is not None:
             result, structure = self._watched(value, given, structure, rows, watched, trail)
         elif not structure.alone:
-            chance, kept = torch.get_rng_state(), Attributes(self.model) if self.switches.moving else None
-            with followed(trail):
-                result = self.listen(rows, structure.inputs, *value)
-            if self._studied:
-                self.footprints.learn(trail)
-            elif rows > 1 and self.footprints.new(trail):
-                del result
-                torch.set_rng_state(chance)
-                if kept is not None:
-                    kept.restore()
+            result = self._followed(value, structure, rows, trail)
+            if result is trail:
                 self.demand_tests()
                 return self._run(value)
         if structure.alone:
@@ -276,6 +268,22 @@ class Calls:
             withhold_attributes(self.model, structure.holding, telling, value, structure.volatile)
             result = without_asides(result, structure, apart)
         return result if isinstance(result, Tensor) else without_objects(result)
+
+    def _followed(self, value: tuple[Any, Any], structure: Structure, rows: int, trail: Trail) -> Any:
+        """All samples at once; the ``trail`` if something was done for the first time, which must be tested."""
+        if self.switches.plain:
+            return self.listen(rows, structure.inputs, *value)
+        chance, kept = torch.get_rng_state(), Attributes(self.model) if self.switches.moving else None
+        with followed(trail):
+            result = self.listen(rows, structure.inputs, *value)
+        if self._studied:
+            self.footprints.learn(trail)
+        elif rows > 1 and self.footprints.new(trail):
+            torch.set_rng_state(chance)
+            if kept is not None:
+                kept.restore()
+            return trail
+        return result
 
     def _watched(
         self,

@@ -251,10 +251,13 @@ class Recorder:
         batched: bool = True,
     ) -> None:
         """Listen to the gradient of ``output``, a function of parameters and ``sources``."""
-        if isinstance(output, Tensor) and output.grad_fn is not None:
-            versions = tuple([source._version for source in sources])
-            key, shape = (label, output.dim()), output.shape
-            self.taps.append(Tap(key, edge_of(output), shape, build, sources, versions, batched, any_dim))
+        if not isinstance(output, Tensor):
+            return
+        with torch._C.DisableTorchFunction():  # nobody follows what is asked here
+            if output.grad_fn is not None:
+                versions = tuple([source._version for source in sources])
+                key, shape = (label, output.dim()), output.shape
+                self.taps.append(Tap(key, edge_of(output), shape, build, sources, versions, batched, any_dim))
 
 
 # Questions to the graph: which parameters lie below losses, results and taps, by which nodes, and whether anybody sees.

@@ -290,6 +290,8 @@ def _nothing(own: Any) -> tuple[Any, ...]:
 _NOBODYS = ("__", "_sordina")
 """So begin names of what is Python's, or the engine's."""
 _OF_CLASSES = (types.FunctionType, property, staticmethod, classmethod)
+_FOR_ALL = [each for key, each in vars(nn.modules.module).items() if "_global_" in key and isinstance(each, dict)]
+"""Hooks of all modules."""
 _CODE = (type, types.CodeType, *_OF_CLASSES)
 """Kinds of what a function or an object is told by."""
 
@@ -302,6 +304,7 @@ class Switches:
         modules = list(model.modules())
         self._model = model
         self._own = [(_Table(vars(each)), set(vars(each)), _installed(own_class(each).__module__)) for each in modules]
+        self._packages = {own_class(each).__module__ for each in modules}
         self._hooks = [table for module in modules for table in hooks_of(module)]
         self._hooked = 0
         self._read()
@@ -336,10 +339,16 @@ class Switches:
     def _read(self) -> None:
         """Find which names are read; attributes of libraries' modules count as read if they were there at first."""
         self._hooked, (functions, read) = sum(map(len, self._hooks)), code_of(self._model)
+        self._plain = not functions and all(own.startswith("torch.nn.") for own in self._packages)
         cells, self._globals = _variables(functions)
         self._cells = [cell for cell in cells if not isinstance(_inside(cell), type)]
         for table, first, library in self._own:
             table.read, table.size = read | first if library and read is not None else read, -1
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing runs but PyTorch's own modules, whose attributes are all told."""
+        return self._plain and not any(self._hooks) and not any(_FOR_ALL)
 
     def left(self) -> None:
         """A call has ended: what it has changed itself is no switch."""

@@ -40,15 +40,16 @@ class LossWatch:
         """
         self.model, self.losses, self.loss, self.stirs = model, losses, loss, stirs
         self.schedule, self.footprints = RemovalSchedule(), Footprints()
+        self._plain = str(getattr(loss, "__module__", None)).startswith("torch.")
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``; refuses those of which one depends on another sample."""
         due, trail = self.schedule.due(), self.footprints.trail()
         before = Snapshot(self.model) if due else None
         kept = KeptState(self.loss) if due else None
-        with followed(trail):
+        with followed(None if self._plain else trail):
             losses = self.losses(batch)
-        if not due and self.footprints.new(trail):
+        if not due and not self._plain and self.footprints.new(trail):
             del losses
             self.schedule.force()
             return self(batch)
