@@ -21,8 +21,7 @@ from sordina.errors import Unsupported
 from sordina.gradients import Engine
 from sordina.gradients._reads import Reads
 from sordina.gradients._rehearsal import fingerprint
-from sordina.gradients.loss_watch import LossWatch
-from sordina.gradients.removal import RemovalSchedule
+from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.gradients.structure import Mixing
 from sordina.training.losses import per_sample
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
@@ -20,7 +20,7 @@ from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._following import still_apart
-from sordina.gradients._footprints import Footprints, Trail, followed
+from sordina.gradients._footprints import Following, Footprints, Trail, followed
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
@@ -42,9 +42,8 @@ from sordina.gradients._tracing import Tracer, changed, found_in, tensors_in
 from sordina.gradients._ways import BEGAN, Ways
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
-from sordina.gradients.loss_watch import LossWatch
 from sordina.gradients.one_by_one import Apart, run_apart
-from sordina.gradients.removal import CHANCE, RemovalSchedule, backward_mixes, others_change
+from sordina.gradients.removal import CHANCE, LossWatch, RemovalSchedule, backward_mixes, others_change
 from sordina.gradients.structure import ADVICE, Mixing, Structure
 
 # The calls of a model: each is run in the way its structure allows, and watched.
@@ -159,7 +158,7 @@ class Calls:
         self._running, self.run = True, _leaving_alone(whole or self.forward, self.parts)
         self._look_at_switches()
         try:
-            with followed(None):
+            with nullcontext() if Following.active is None else followed(None):
                 return self._run((args, kwargs))
         finally:
             self._running = False
@@ -225,12 +224,12 @@ class Calls:
         versions = [tensor._version for tensor in looked_at]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
         prints = None if watched is None else fingerprint(self.model)
-        apart, trail = None, self.footprints.trail()
+        apart, trail = None, None if self.switches.plain else self.footprints.trail()
         if not structure.alone and watched is not None:
             result, structure = self._watched(value, given, structure, rows, watched, trail)
         elif not structure.alone:
             result = self._followed(value, structure, rows, trail)
-            if result is trail:
+            if trail is not None and result is trail:
                 self.demand_tests()
                 return self._run(value)
         if structure.alone:
@@ -258,7 +257,8 @@ class Calls:
                     result = self.listen(rows, structure.inputs, *value)
                 tensors = list(tensors_in([result]))
             self._owed = False
-            self.footprints.learn(trail)
+            if trail is not None:
+                self.footprints.learn(trail)
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
@@ -269,9 +269,9 @@ class Calls:
             result = without_asides(result, structure, apart)
         return result if isinstance(result, Tensor) else without_objects(result)
 
-    def _followed(self, value: tuple[Any, Any], structure: Structure, rows: int, trail: Trail) -> Any:
+    def _followed(self, value: tuple[Any, Any], structure: Structure, rows: int, trail: Trail | None) -> Any:
         """All samples at once; the ``trail`` if something was done for the first time, which must be tested."""
-        if self.switches.plain:
+        if trail is None:
             return self.listen(rows, structure.inputs, *value)
         chance, kept = torch.get_rng_state(), Attributes(self.model) if self.switches.moving else None
         with followed(trail):
@@ -292,7 +292,7 @@ class Calls:
         structure: Structure,
         rows: int,
         before: Snapshot,
-        trail: Trail,
+        trail: Trail | None,
     ) -> tuple[Any, Structure]:
         """All samples at once, watched by `Reads`: from a first reading on, the model runs one sample at a time.
 

@@ -63,10 +63,10 @@ def _told_by_name(values: dict[str, Any]) -> Any:
     return tuple([(name, _told(each)) for name, each in values.items()])
 
 
-class _Following(TorchFunctionMode):
+class Following(TorchFunctionMode):
     """Notes what runs; one for all that are interested, for each costs."""
 
-    active: ClassVar[_Following | None] = None
+    active: ClassVar[Following | None] = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class followed:
     __slots__ = ("before", "mode", "trail")
 
     def __init__(self, trail: Trail | None) -> None:
-        self.trail, self.mode = trail, None if trail is None or _Following.active is not None else _Following()
+        self.trail, self.mode = trail, None if trail is None or Following.active is not None else Following()
 
     def __enter__(self) -> Trail | None:
         """Begin."""
         if self.mode is not None:
             self.mode.__enter__()  # type: ignore[no-untyped-call]
-            _Following.active = self.mode
-        if (active := _Following.active) is not None:
+            Following.active = self.mode
+        if (active := Following.active) is not None:
             self.before, active.trail = active.trail, self.trail
         return self.trail
 
@@ -100,10 +100,10 @@ class followed:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Go on with what was noted before."""
-        if (active := _Following.active) is not None:
+        if (active := Following.active) is not None:
             active.trail = self.before
         if self.mode is not None:
-            _Following.active = None
+            Following.active = None
             self.mode.__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
 
 

@@ -67,7 +67,7 @@ QUANTIFIERS = {"all": True, "any": False, "_is_all_true": True, "_is_any_true": 
 SKIPPED = (
     "torch.overrides", "torch.utils._python_dispatch", "sordina.gradients._reads", "sordina.gradients._rehearsal",
     "sordina.gradients._chance", "sordina.gradients._tracing", "sordina.gradients._operations",
-    "sordina.gradients._owners",
+    "sordina.gradients._owners", "sordina.gradients._footprints",
 )  # fmt: skip
 """Modules that stand between a line that reads and what notes it."""
 TRUSTED = ("torch.nn.modules.rnn", "torch.nn.utils.rnn", "torch.autograd.graph")

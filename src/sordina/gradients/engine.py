@@ -27,8 +27,9 @@ from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients._tracing import changed, found_in
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
+from sordina.gradients.losses_apart import check_losses_apart
 from sordina.gradients.one_by_one import Apart, BackwardPiece, Backwards, SamplePlacement, as_in_company, folded
-from sordina.gradients.removal import RemovalSchedule, check_losses_apart
+from sordina.gradients.removal import RemovalSchedule
 from sordina.gradients.structure import Key
 from sordina.gradients.tape import GhostTape, full_precision, names_of, terms_of
 from sordina.gradients.terms import Term

@@ -14,21 +14,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from random import SystemRandom
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
+from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._crowds import company_trials
-from sordina.gradients._hooks import Gathering
+from sordina.gradients._footprints import Footprints, followed
+from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import (
     CHANGES,
     Dims,
+    Doubled,
     Snapshot,
     all_whole,
     aside,
@@ -44,11 +47,8 @@ from sordina.gradients._rehearsal import (
     scaled,
 )
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.one_by_one import SamplePlacements, close, others_same, part_same
-from sordina.gradients.structure import Mixing
-
-if TYPE_CHECKING:
-    from sordina.gradients._calls import ModelCall
+from sordina.gradients.one_by_one import SamplePlacement, SamplePlacements, close, others_same, part_same
+from sordina.gradients.structure import ADVICE, Mixing
 
 CHANCE = SystemRandom()
 EVERY = 64
@@ -437,89 +437,92 @@ def _doubled(value: Any) -> Any:
     return changed(value, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
-# The losses themselves: one sample's may not depend on another's results.
+_BEFORE = 3
+"""So many samples are computed before a batch, each with a larger one."""
 
 
-def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int = 1) -> None:
-    """Refuse losses of which one depends on another sample's result.
+class LossWatch:
+    """The removal test on the losses themselves, for a loop that knows how they are computed."""
 
-    The losses of a random half of the samples get the gradient "not a number", which no factor of zero hides; it may
-    reach their own results only.
-    """
-    try:
-        # anomaly mode would stop at the probe's own NaN; where calls are chained, a checkpoint is computed again
-        with torch.autograd.set_detect_anomaly(False), Gathering():
-            _check_losses_apart(losses, calls, probes)
-    except Mixing as error:
-        if any(call.structure.unclear for call in calls):
-            raise Mixing(f"{error} {UNCLEAR}") from error
-        raise
+    checking = 0
+    """How many tests are running: meanwhile a model runs one sample at a time if it did so before."""
 
+    def __init__(
+        self,
+        model: nn.Module,
+        losses: Callable[[Any], Tensor],
+        loss: Any = None,
+        stirs: Callable[[], Sequence[Stir]] = list,
+    ) -> None:
+        """Watch ``losses``, a function of a batch, computed with ``model`` and ``loss``, which may keep a state.
 
-def _check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int) -> None:
-    rows = len(losses)
-    reached = [
-        (edge, place)
-        for call in calls
-        for edge, place in zip(call.edges, call.structure.outputs, strict=True)
-        if edge is not None
-    ]
-    if rows < 2 or not reached:
-        return
-    for _ in range(probes):
-        _check_sizes(losses, reached)
-    silent = _reach(losses, torch.zeros_like(losses), reached)
-    for _ in range(probes):
-        half = torch.tensor(CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1)), device=losses.device)
-        chosen = torch.zeros(rows, dtype=torch.bool, device=losses.device)
-        chosen[half] = True
-        found = _reach(losses, torch.zeros_like(losses).masked_fill(chosen, float("nan")), reached)
-        for hit, before in zip(found, silent, strict=True):
-            if bool((hit & ~before & ~(chosen if len(hit) == rows else torch.zeros_like(hit))).any()):
-                raise Mixing.because(LOSSES_MIX)
+        ``stirs`` gives what may be done before and may not matter.
+        """
+        self.model, self.losses, self.loss, self.stirs = model, losses, loss, stirs
+        self.schedule, self.footprints = RemovalSchedule(), Footprints()
+        while isinstance(loss, partial):
+            loss = loss.func
+        self._plain = str(getattr(loss, "__module__", None)).startswith("torch.")
 
+    def __call__(self, batch: Any) -> Tensor:
+        """The losses of ``batch``; refuses those of which one depends on another sample."""
+        due, trail = self.schedule.due(), None if self._plain else self.footprints.trail()
+        before = Snapshot(self.model) if due else None
+        kept = KeptState(self.loss) if due else None
+        with nullcontext() if trail is None else followed(trail):
+            losses = self.losses(batch)
+        if trail is not None and not due and self.footprints.new(trail):
+            del losses
+            self.schedule.force()
+            return self(batch)
+        times = Doubled.times
+        if before is not None and kept is not None and losses.dim() == 1 and len(losses) > 1:
+            self._check(batch, losses, before, kept)
+            if trail is not None:
+                self.footprints.learn(trail)
+            if Doubled.times > times:
+                del losses
+                before.restore()
+                kept.restore()
+                return self.losses(batch)
+        return losses
 
-UNCLEAR = (
-    "Or the samples do not lie in the first dimension of the model's input (time first): here another one is as long, "
-    "and nobody can tell. Put samples first (batch_first=True), or call the model on a batch of another size before."
-)
-LOSSES_MIX = (
-    "the loss of one sample depends on the model's results for others (or on a result that is not one per sample)"
-)
+    def _check(self, batch: Any, losses: Tensor, before: Snapshot, kept: KeptState) -> None:
+        rows, after = len(losses), KeptState(self.loss)
 
+        def run(value: Any) -> list[Tensor]:
+            kept.restore()
+            return [self.losses(value)]
 
-def _check_sizes(losses: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> None:
-    """Refuse losses of which one's gradient at its results depends on how large those of others are."""
-    rows, edges = len(losses), [edge for edge, _ in reached]
-    others = torch.ones(rows, dtype=torch.bool, device=losses.device)
-    others[CHANCE.sample(range(rows), CHANCE.randint(1, rows - 1))] = False
-    own = torch.Generator().manual_seed(CHANCE.getrandbits(62))  # a seeded run must not notice
-    upstream = torch.rand(rows, generator=own).add_(0.5).mul_(10 ** CHANCE.uniform(-9, 3)).to(losses)
-    twin = torch.where(others, upstream, upstream * CHANCE.choice((0.0, 1e3)))
-    pair, chance = [], torch.get_rng_state()
-    for each in (upstream, twin):
-        torch.set_rng_state(chance)  # noise that is added on the way back is no mixing
-        pair.append(torch.autograd.grad(losses, edges, each, retain_graph=True, allow_unused=True))
-    torch.set_rng_state(chance)
-    for one, two, (_, place) in zip(*pair, reached, strict=True):
-        if one is None or two is None or place is None or one.shape[place.dim] % rows:
-            continue
-        a, b = (each.movedim(place.dim, 0).reshape(rows, -1)[others].double() for each in (one, two))
-        gap = (a - b).masked_fill_((a == b) | (a.isnan() & b.isnan()), 0).norm(dim=1)
-        if not bool((gap <= 1e-3 * a.nan_to_num(0, 0, 0).norm(dim=1)).all()):
-            raise Mixing.because(LOSSES_MIX)
+        dims = tuple(0 if tensor.shape[:1] == (rows,) else None for tensor in tensors_in([batch]))
+        where = (SamplePlacement(0, True),)
+        LossWatch.checking += 1
+        try:
+            changes = others_change(self.model, run, batch, dims, where, rows, [losses.detach()], before)
+            if not changes:
+                self._check_carried(batch, dims, rows, before, kept)
+        finally:
+            after.restore()
+            LossWatch.checking -= 1
+        if changes:
+            raise Mixing(
+                "samples mix: without one sample the losses of others change, so no per-sample bound exists, and "
+                f"none holds for the steps since this began. {ADVICE}"
+            )
 
+    def _check_carried(self, batch: Any, dims: Dims, rows: int, before: Snapshot, kept: KeptState) -> None:
+        """Single samples are computed before the batch, or others read: its losses may not notice."""
+        some = CHANCE.sample(range(rows), min(rows, _BEFORE))
+        alone = [part(each, dims, row) for row in some for each in (batch, scaled(batch, dims, [row], 1e4, False))]
 
-def _reach(losses: Tensor, spread: Tensor, reached: Sequence[tuple[GradientEdge, Any]]) -> list[Tensor]:
-    """For each result the samples whose rows a gradient reaches; for one that is not per sample, whether any does."""
-    edges: list[Any] = [edge for edge, _ in reached]
-    answers = torch.autograd.grad(losses, edges, spread, retain_graph=True, allow_unused=True)
-    found = []
-    for answer, (_, place) in zip(answers, reached, strict=True):
-        if answer is None:
-            found.append(torch.zeros(len(losses), dtype=torch.bool, device=losses.device))
-        elif place is None or answer.shape[place.dim] % len(losses):
-            found.append((answer != 0).any()[None].expand(len(losses) + 1))
-        else:
-            found.append((answer != 0).movedim(place.dim, 0).reshape(len(losses), -1).any(1))
-    return found
+        def begin() -> None:
+            before.restore()
+            kept.restore()
+
+        for stirs in ([partial(self.losses, each) for each in alone], self.stirs()):
+            run = partial(self._said, batch)
+            if stirs and carried(self.model, run, stirs, before.generators, begin):
+                raise Mixing(CARRIED.format("loss says"))
+
+    def _said(self, batch: Any) -> list[Tensor]:
+        return [self.losses(batch)]

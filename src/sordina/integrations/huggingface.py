@@ -32,7 +32,7 @@ from sordina.clipping import Policy
 from sordina.clipping.per_layer import PerLayer
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.checks import to_training_mode
-from sordina.gradients.loss_watch import LossWatch
+from sordina.gradients.removal import LossWatch
 from sordina.gradients.structure import Mixing
 from sordina.integrations.output_folder import OwnCheckpoints, remove_card, weights_file, write_card
 from sordina.integrations.padding import WidthCheck, public_widths, right_padding, virtual_tokens

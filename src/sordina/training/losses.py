@@ -24,8 +24,7 @@ from sordina.gradients._following import TOGETHER
 from sordina.gradients._kept_state import COUNTERS, KeptState, keeps_nothing
 from sordina.gradients._rehearsal import Attributes, Dims, aside, check_parameters, fingerprint, part
 from sordina.gradients._tracing import changed, tensors_in
-from sordina.gradients.loss_watch import LossWatch
-from sordina.gradients.removal import RemovalSchedule
+from sordina.gradients.removal import LossWatch, RemovalSchedule
 from sordina.models.metrics import accuracy, class_scores, number_scores
 from sordina.training.batches import Rows, as_rows, inputs_and_target
 from sordina.training.loss_trials import FEW, MANY, LossTrials, memory_refusal

@@ -27,7 +27,7 @@ from sordina.gradients._kept_state import KeptState
 from sordina.gradients._rehearsal import aside
 from sordina.gradients._tracing import changed, tensors_in
 from sordina.gradients.checks import to_training_mode
-from sordina.gradients.loss_watch import LossWatch
+from sordina.gradients.removal import LossWatch
 from sordina.mechanisms.correlated import CorrelatedNoise
 from sordina.plan import check_steps, check_whole, make_plan
 from sordina.privacy import Budget, Unit, check_positive
