@@ -20,7 +20,7 @@ from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._following import still_apart
-from sordina.gradients._footprints import Following, Footprints, Trail, followed
+from sordina.gradients._footprints import Following, Footprints, Trail, followed, same_chance
 from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
@@ -273,13 +273,13 @@ class Calls:
         """All samples at once; the ``trail`` if something was done for the first time, which must be tested."""
         if trail is None:
             return self.listen(rows, structure.inputs, *value)
-        chance, kept = torch.get_rng_state(), Attributes(self.model) if self.switches.moving else None
+        chance, kept = same_chance(), Attributes(self.model) if self.switches.moving else None
         with followed(trail):
             result = self.listen(rows, structure.inputs, *value)
         if self._studied:
             self.footprints.learn(trail)
         elif rows > 1 and self.footprints.new(trail):
-            torch.set_rng_state(chance)
+            chance()
             if kept is not None:
                 kept.restore()
             return trail

@@ -13,9 +13,12 @@ another that it never followed, and that at most `MOST_TESTS` times.
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -105,6 +108,18 @@ class followed:
         if self.mode is not None:
             Following.active = None
             self.mode.__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
+
+
+def same_chance() -> Callable[[], None]:
+    """What puts the random numbers of PyTorch, Python and NumPy back to where they are now."""
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    def back() -> None:
+        torch.set_rng_state(drawn[0])
+        random.setstate(drawn[1])
+        np.random.set_state(drawn[2])  # noqa: NPY002
+
+    return back
 
 
 class Footprints:

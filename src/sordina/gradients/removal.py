@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._crowds import company_trials
-from sordina.gradients._footprints import Footprints, followed
-from sordina.gradients._kept_state import KeptState
+from sordina.gradients._footprints import Footprints, followed, same_chance
+from sordina.gradients._kept_state import COUNTERS, KeptState, keeps_nothing
 from sordina.gradients._rehearsal import (
     CHANGES,
+    Attributes,
     Dims,
     Doubled,
     Snapshot,
@@ -460,6 +461,7 @@ class LossWatch:
         """
         self.model, self.losses, self.loss, self.stirs = model, losses, loss, stirs
         self.schedule, self.footprints = RemovalSchedule(), Footprints()
+        self._keeps_nothing = loss is None or keeps_nothing(loss)
         while isinstance(loss, partial):
             loss = loss.func
         self._plain = str(getattr(loss, "__module__", None)).startswith("torch.")
@@ -469,10 +471,12 @@ class LossWatch:
         due, trail = self.schedule.due(), None if self._plain else self.footprints.trail()
         before = Snapshot(self.model) if due else None
         kept = KeptState(self.loss) if due else None
+        again = None if due or trail is None else self._as_it_is()
         with nullcontext() if trail is None else followed(trail):
             losses = self.losses(batch)
-        if trail is not None and not due and self.footprints.new(trail):
+        if trail is not None and again is not None and self.footprints.new(trail):
             del losses
+            again()
             self.schedule.force()
             return self(batch)
         times = Doubled.times
@@ -486,6 +490,19 @@ class LossWatch:
                 kept.restore()
                 return self.losses(batch)
         return losses
+
+    def _as_it_is(self) -> Callable[[], None]:
+        """What puts back what the loss and the model keep, and the random numbers."""
+        kept = None if self._keeps_nothing else KeptState(self.loss, COUNTERS)
+        model, chance = Attributes(self.model), same_chance()
+
+        def back() -> None:
+            model.restore()
+            chance()
+            if kept is not None:
+                kept.restore()
+
+        return back
 
     def _check(self, batch: Any, losses: Tensor, before: Snapshot, kept: KeptState) -> None:
         rows, after = len(losses), KeptState(self.loss)
