@@ -176,6 +176,23 @@ def test_a_switch_that_others_read_for_a_model_is_one(how):
             engine.record(model(x).sum(1)).scalars()
 
 
+class Shy:
+    """Says nothing of its slots but errors."""
+
+    __slots__ = ("empty",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise (AttributeError if name.startswith("__") else TypeError)("nobody asks me")
+
+
+def test_objects_that_fail_when_they_are_asked_stop_nobody():
+    model, x = ByHelper(Helper()), torch.randn(5, 6)
+    model.held.shy, model.flag = Shy(), False
+    with Engine(model) as engine:
+        for _ in range(2):
+            engine.record(model(x).sum(1)).scalars()
+
+
 class Exchanged(Asking):
     def on(self) -> bool:
         return READ_BY(self)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import sordina as sd
 from sordina.reproduction.robustness import SOURCES, Cell, trained
 from sordina.training.batches import as_rows
-from sordina.training.convexity import convex_as_far_as_seen
+from sordina.training.convexity import bounded_outputs, convex_as_far_as_seen
 
 X = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
 CLASSES, TRUTHS, NUMBERS = torch.arange(20) % 3, (torch.arange(20) % 2).float().unsqueeze(1), X[:, :1] * 2
@@ -47,6 +47,17 @@ def test_whether_a_loss_is_convex_is_seen(name):
     assert all(torch.equal(one, two) for one, two in zip(weights, model.parameters(), strict=True))
     assert torch.equal(before, torch.get_rng_state())
     assert model.training
+
+
+@pytest.mark.parametrize(
+    ("behind", "bounded"),
+    [((), False), ((nn.Sigmoid(),), True), ((nn.Tanh(),), True), ((nn.LogSoftmax(1),), False), ((nn.ReLU(),), False)],
+)
+def test_whether_outputs_are_bounded_is_seen(behind, bounded):
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3), *behind)
+    weights = [each.clone() for each in model.parameters()]
+    assert bounded_outputs(model, nn.MSELoss(), as_rows((X, X[:, :3]))) == bounded
+    assert all(torch.equal(one, two) for one, two in zip(weights, model.parameters(), strict=True))
 
 
 def test_what_cannot_be_told_is_taken_for_convex():

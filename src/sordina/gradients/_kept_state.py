@@ -206,7 +206,16 @@ _PLUMBING = {"training", "_is_full_backward_hook", "_non_persistent_buffers_set"
 def _slots(holder: Any) -> list[str]:
     names = [getattr(kind, "__slots__", ()) for kind in type(holder).__mro__]
     listed = [name for each in names for name in ((each,) if isinstance(each, str) else each)]
-    return [name for name in listed if name not in ("__dict__", "__weakref__") and hasattr(holder, name)]
+    return [name for name in listed if name not in ("__dict__", "__weakref__") and _in_slot(holder, name)]
+
+
+def _in_slot(holder: Any, name: str) -> bool:
+    """Whether something is in a slot, without asking the object, which may make it up."""
+    try:
+        object.__getattribute__(holder, name)
+    except Exception:
+        return False
+    return True
 
 
 def _own_kinds(holder: Any) -> list[type]:

@@ -63,7 +63,7 @@ def code_of(model: nn.Module) -> Code:
             todo += _held(each)
             continue
         function = _function(each)
-        module = getattr(each, "__module__", None) or getattr(function, "__module__", "")
+        module = str(_asked(each, "__module__") or _asked(function, "__module__", ""))
         if not _foreign(module):
             todo += [*_kept(function), getattr(each, "__self__", None)]
         if _installed(module):
@@ -128,11 +128,19 @@ def _function(value: Any) -> Any:
     """The function behind a method, a property or a decorated function."""
     if isinstance(value, property):
         value = value.fget
-    return getattr(value, "__func__", value)
+    return _asked(value, "__func__", value)
+
+
+def _asked(value: Any, name: str, otherwise: Any = None) -> Any:
+    """An attribute of an object, which may answer anything."""
+    try:
+        return getattr(value, name, otherwise)
+    except Exception:
+        return otherwise
 
 
 def _code(value: Any) -> types.CodeType | None:
-    code = None if isinstance(value, type) else getattr(_function(value), "__code__", None)
+    code = None if isinstance(value, type) else _asked(_function(value), "__code__")
     return code if isinstance(code, types.CodeType) else None
 
 

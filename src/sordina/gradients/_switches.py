@@ -158,14 +158,22 @@ def _object(value: Any, deep: int, seen: dict[int, Any]) -> Any:
     kind = value.__class__
     if not _unseen(value, deep, seen):
         return kind
-    own: dict[str, Any] = getattr(value, "__dict__", {})
+    own: dict[str, Any] = _slot(value, "__dict__") or {}
     if slots := _slots(kind):
-        own = own | {name: getattr(value, name, None) for name in slots}
+        own = own | {name: _slot(value, name) for name in slots}
     if len(own) > _WIDE * 4:
         return {"length": len(own)}
     found = _all_told(own.items(), deep - 1, seen)
     found["class"] = _class(kind, deep - 1, seen)
     return found
+
+
+def _slot(value: Any, name: str) -> Any:
+    """What is in a slot, without asking the object, which may answer anything."""
+    try:
+        return object.__getattribute__(value, name)
+    except Exception:
+        return None
 
 
 @cache

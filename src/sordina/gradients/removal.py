@@ -122,7 +122,7 @@ def others_change(
     whole = all_whole(value, dims) or (first is ... and CHANCE.random() < 0.5)
     for change, also in ((begin, whole), *([(begin, False)] if whole else []), (CHANGES[0], False), (None, False)):
         base, twin, same = _twin(value, dims, places, rows, change, also)
-        for gradients in (False, True):
+        for gradients in (False, True) if base is value else (True, False):  # what was seen had gradients
             with torch.set_grad_enabled(gradients), aside(model):
                 try:
                     before.restore()

@@ -1,25 +1,68 @@
-"""Whether a loss is convex in the weights of a model with one matrix: a sigmoid behind it may bend it.
+"""What a rate rule should know of a model and its loss, found on rows that are made up: public facts.
 
 A linear model bears long steps, for its loss is convex and leads back from wherever it was. A matrix behind which a
-sigmoid feeds a mean square is as small, but not so: one long step drives the outputs to where no gradient is left.
+sigmoid feeds a mean square is as small, but not so: one long step drives the outputs to where no gradient is left. So
+it is with a network whose outputs are bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sordina.gradients._tracing import changed
+from sordina.gradients._tracing import changed, tensors_in
 from sordina.training.batches import Rows, blank_batch, inputs_and_target
-from sordina.training.losses import Loss, at_rest, per_sample
+from sordina.training.losses import Loss, PerSample, at_rest, per_sample
 
 _POINTS = 5
 """So many points of a line are looked at, the weights in the middle."""
-_LENGTHS = (1.0, 8.0)
-"""So far apart are these points, in units in which weights move an output by about one."""
+_LENGTHS = (0.5, 2.0)
+"""So far apart are these points, in units in which weights move an output by one; beyond 17 a probability is one."""
 _ROUNDING = 1e-4
+
+
+def facts_of_loss(model: nn.Module, loss: Loss, rows: Rows) -> dict[str, Any]:
+    """What differs from `Start`'s own: a single matrix that is no linear model, outputs that are bounded.
+
+    Args:
+        model: What is to be trained; it is left as it was.
+        loss: Of one value per sample.
+        rows: The data, of which only shapes and types count.
+    """
+    bent = {} if convex_as_far_as_seen(model, loss, rows) else {"matrices": 2}
+    return bent | ({"bounded": True} if bounded_outputs(model, loss, rows) else {})
+
+
+def bounded_outputs(model: nn.Module, loss: Loss, rows: Rows) -> bool:
+    """Whether outputs stay as large when all weights are a hundred times as large; False if nobody can tell.
+
+    Args:
+        model: What is to be trained; it is left as it was.
+        loss: Of one value per sample.
+        rows: The data, of which only shapes and types count.
+    """
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if any(isinstance(each, nn.UninitializedParameter) for each in trained):
+        return False
+    own = loss.loss if isinstance(loss, PerSample) else loss
+    with at_rest(model, own), torch.no_grad():
+        values = [one.detach().clone() for one in trained]
+        try:
+            inputs, _, _ = _made_up(rows)
+            sizes = []
+            for times in (10.0, 1000.0):
+                for parameter, value in zip(trained, values, strict=True):
+                    parameter.data = value * times
+                sizes.append(max(float(each.abs().max()) for each in tensors_in([model(*inputs)])))
+            return 0 < sizes[1] <= 2 * sizes[0]
+        except Exception:
+            return False
+        finally:
+            for parameter, value in zip(trained, values, strict=True):
+                parameter.data = value
 
 
 def convex_as_far_as_seen(model: nn.Module, loss: Loss, rows: Rows) -> bool:
@@ -33,7 +76,7 @@ def convex_as_far_as_seen(model: nn.Module, loss: Loss, rows: Rows) -> bool:
     trained = [each for each in model.parameters() if each.requires_grad]
     if any(isinstance(each, nn.UninitializedParameter) for each in trained) or not _one_matrix(trained):
         return True
-    each = per_sample(loss)
+    each = loss if isinstance(loss, PerSample) else per_sample(loss)
     with at_rest(model, each.loss), torch.no_grad():
         values = [one.detach().clone() for one in trained]
         try:
@@ -53,24 +96,29 @@ def _lines(
     model: nn.Module, loss: Loss, rows: Rows, trained: Sequence[Tensor], values: Sequence[Tensor]
 ) -> Iterator[Tensor]:
     """The losses of made-up rows at points of lines: a row for each point."""
-    chance = torch.Generator().manual_seed(0)
-
-    def drawn(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=chance).to(like)
-
-    batch, length = blank_batch(rows)
-    inputs, target = inputs_and_target(
-        tuple(changed(batch, lambda one: drawn(one) if one.is_floating_point() else one))
-    )
-    target = changed(target, lambda one: one.new_zeros(one.shape))
+    inputs, target, length = _made_up(rows)
+    chance = torch.Generator().manual_seed(1)
     for step in _LENGTHS:
-        ways = [drawn(one) * step / max(1, one[0].numel() if one.dim() > 1 else 1) ** 0.5 for one in values]
+        ways = [_drawn(one, chance) * step / max(1, one[0].numel() if one.dim() > 1 else 1) ** 0.5 for one in values]
         points = []
         for point in range(-(_POINTS // 2), _POINTS // 2 + 1):
             for parameter, value, way in zip(trained, values, ways, strict=True):
                 parameter.data = value + point * way
             points.append(loss(model(*inputs), target).double().reshape(length, -1).sum(1))
         yield torch.stack(points)
+
+
+def _made_up(rows: Rows) -> tuple[Any, Any, int]:
+    """Inputs of random numbers, targets of zeros, and how many."""
+    chance = torch.Generator().manual_seed(0)
+    batch, length = blank_batch(rows)
+    made = changed(batch, lambda one: _drawn(one, chance) if one.is_floating_point() else one)
+    inputs, target = inputs_and_target(tuple(made))
+    return inputs, changed(target, lambda one: one.new_zeros(one.shape)), length
+
+
+def _drawn(like: Tensor, chance: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=chance).to(like)
 
 
 def _bends_upwards(line: Tensor) -> bool:

@@ -40,6 +40,8 @@ class Start:
     """The noise of all steps together over what independent noise of a step's size would add up to."""
     turning: float = 0.0
     """Of a network with group norms, how long a step is that turns all of its matrices around (`turning_length`)."""
+    bounded: bool = False
+    """Whether its outputs are bounded, as behind a sigmoid: a long step may drive them to where no gradient is left."""
 
 
 def fall(step: int, steps: int) -> float:
@@ -291,7 +293,9 @@ _TURNED, _BACK_TURNED = 1.2, 1.2
 by so much: matrices that swing to and fro grow, which makes the next turn smaller."""
 _SURE = 3.0
 _AGAIN, _SLOWLY = 1.5, 1.2
-"""So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them."""
+_AGAIN_BOUNDED, _SLOWLY_BOUNDED = 1.25, 1.1
+"""So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them; and so where
+outputs are bounded."""
 _LOOKED_AT = 2**24
 """Of a larger model every second, third, ... weight is looked at."""
 _RELATIVE = 0.1
@@ -303,7 +307,7 @@ class AutomaticState(DistanceState):
     """And the signal's mean square in units of the noise, the largest signal, and how many steps there were.
 
     Then what the rate is multiplied by, whether gradients ever turned back, the last one in units of its noise, and how
-    long a step is that turns all matrices (0 where that is no measure).
+    long a step is that turns all matrices (0 where that is no measure), and whether outputs are bounded.
     """
 
     recent: float = 0.0
@@ -316,6 +320,7 @@ class AutomaticState(DistanceState):
     last: Tensor | None = None
     last_noise: float = 1.0
     turning: float = 0.0
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -343,7 +348,9 @@ class AutomaticRate(DistanceRate):
         if convex == 1 and _watched(start.steps, start.adds_up):
             trust = max(_LEAST_TRUST, 2.0 ** -(start.steps // _DOUBLING))
         turning = start.turning if convex == 1 else 0.0
-        return AutomaticState(start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust, turning=turning)
+        return AutomaticState(
+            start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust, turning=turning, bounded=start.bounded
+        )
 
     def adapt(
         self, state: DistanceState, gradient: Tensor, noise: float, typical: ReleasedNorm | None = None
@@ -406,6 +413,7 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
     """The state with the trust that follows from the released ``gradient``, which is kept to be compared."""
     part = gradient[:: -(-len(gradient) // _LOOKED_AT)] / noise
     trust, turned = state.trust, state.turned
+    again, slowly = (_AGAIN_BOUNDED, _SLOWLY_BOUNDED) if state.bounded else (_AGAIN, _SLOWLY)
     if state.last is not None:
         both = float(torch.dot(part, state.last))
         now, before = (max(0.0, float(one.square().sum()) - len(one)) for one in (part, state.last))
@@ -415,9 +423,9 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
         if both < -max(doubt, (_BACK_TURNED if state.turning else _BACK) * along):
             trust, turned = (max(1.0, trust / 2) if state.convex > 1 else trust / 2), True
         elif trust < 1 and agree:
-            trust = min(1.0, trust * (_AGAIN if turned else 2.0))
+            trust = min(1.0, trust * (again if turned else 2.0))
         elif trust < 1 and abs(both) < doubt:
-            trust = min(1.0, trust * (_SLOWLY if turned else 2.0))
+            trust = min(1.0, trust * (slowly if turned else 2.0))
         elif agree and not turned and both > _SURE * doubt and 4 * before > state.largest**2:
             trust = min(_MOST_TRUST, 2 * trust)
     return replace(state, trust=trust, turned=turned, last=part, last_noise=noise)

@@ -39,7 +39,7 @@ from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
 from sordina.training.components import components_event
-from sordina.training.convexity import convex_as_far_as_seen
+from sordina.training.convexity import facts_of_loss
 from sordina.training.held_records import refuse_held_records
 from sordina.training.learning_rates import AutomaticRate, Rate
 from sordina.training.loop import Private
@@ -385,10 +385,10 @@ class Trainer:
         check_loss_learns_nothing(self.loss, self.model)
         for each in [rows] if validation is None else [rows, as_rows(validation)]:
             check_takes(self.model, self.loss, each)
-        convex = convex_as_far_as_seen(self.model, self.loss, rows)
+        facts = facts_of_loss(self.model, self._each_loss, rows)
         private = self.private(rows)
-        if private.rule is not None and not convex:
-            private.rate_state = private.rule.init(replace(private.start, matrices=2))
+        if private.rule is not None and facts:
+            private.rate_state = private.rule.init(replace(private.start, **facts))
         private.own_loop = False
         if private.engine is not None:
             try:
