@@ -34,6 +34,7 @@ from sordina.errors import InvalidInput, TrainingFailed
 from sordina.privacy import Budget
 from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
 from sordina.training import AutomaticRate, Trainer, evaluate
+from sordina.training.convexity import facts_of_loss
 
 Rows = tuple[Tensor, Tensor]
 _TEST = 3000
@@ -272,7 +273,7 @@ class CellResult:
 
 def rule() -> str:
     """A hash of the default's own files: runs of an earlier default are not taken for runs of this one."""
-    files = [Path(inspect.getfile(part)) for part in (TypicalNorm, AutomaticRate)]
+    files = [Path(inspect.getfile(part)) for part in (TypicalNorm, AutomaticRate, facts_of_loss)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
