@@ -189,8 +189,9 @@ def test_objects_that_fail_when_they_are_asked_stop_nobody():
     model, x = ByHelper(Helper()), torch.randn(5, 6)
     model.held.shy, model.flag = Shy(), False
     with Engine(model) as engine:
-        for _ in range(2):
-            engine.record(model(x).sum(1)).scalars()
+        norms = [engine.record(model(x).sum(1)).scalars().norms for _ in range(2)]
+    assert torch.equal(*norms)
+    assert norms[0].min() > 0
 
 
 class Exchanged(Asking):

@@ -60,6 +60,13 @@ def test_whether_outputs_are_bounded_is_seen(behind, bounded):
     assert all(torch.equal(one, two) for one, two in zip(weights, model.parameters(), strict=True))
 
 
+def test_layers_that_are_not_made_yet_stay_so():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Sigmoid())
+    assert not bounded_outputs(model, nn.MSELoss(), as_rows((X, X[:, :3])))
+    assert convex_as_far_as_seen(model, nn.MSELoss(), as_rows((X, X[:, :3])))
+    assert isinstance(model[0].weight, nn.UninitializedParameter)
+
+
 def test_what_cannot_be_told_is_taken_for_convex():
     class Particular(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ it is with a network whose outputs are bounded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,12 +45,9 @@ def bounded_outputs(model: nn.Module, loss: Loss, rows: Rows) -> bool:
         loss: Of one value per sample.
         rows: The data, of which only shapes and types count.
     """
-    trained = [each for each in model.parameters() if each.requires_grad]
-    if any(isinstance(each, nn.UninitializedParameter) for each in trained):
-        return False
-    own = loss.loss if isinstance(loss, PerSample) else loss
-    with at_rest(model, own), torch.no_grad():
-        values = [one.detach().clone() for one in trained]
+    with _weights_aside(model, loss) as (trained, values):
+        if not trained:
+            return False
         try:
             inputs, _, _ = _made_up(rows)
             sizes = []
@@ -58,11 +56,8 @@ def bounded_outputs(model: nn.Module, loss: Loss, rows: Rows) -> bool:
                     parameter.data = value * times
                 sizes.append(max(float(each.abs().max()) for each in tensors_in([model(*inputs)])))
             return 0 < sizes[1] <= 2 * sizes[0]
-        except Exception:
+        except Exception:  # the model does not take what is made up
             return False
-        finally:
-            for parameter, value in zip(trained, values, strict=True):
-                parameter.data = value
 
 
 def convex_as_far_as_seen(model: nn.Module, loss: Loss, rows: Rows) -> bool:
@@ -73,23 +68,36 @@ def convex_as_far_as_seen(model: nn.Module, loss: Loss, rows: Rows) -> bool:
         loss: Of one value per sample.
         rows: The data, of which only shapes and types count.
     """
-    trained = [each for each in model.parameters() if each.requires_grad]
-    if any(isinstance(each, nn.UninitializedParameter) for each in trained) or not _one_matrix(trained):
+    if not _one_matrix(model):
         return True
     each = loss if isinstance(loss, PerSample) else per_sample(loss)
-    with at_rest(model, each.loss), torch.no_grad():
-        values = [one.detach().clone() for one in trained]
+    with _weights_aside(model, each) as (trained, values):
         try:
             return all(_bends_upwards(line) for line in _lines(model, each, rows, trained, values))
         except Exception:  # the model or the loss does not take what is made up
             return True
+
+
+@contextmanager
+def _weights_aside(model: nn.Module, loss: Loss) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The trained parameters, which may be changed in here, and what they are now; none if some are not made yet."""
+    trained: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
+    if any(isinstance(each, nn.UninitializedParameter) for each in trained):
+        yield [], []
+        return
+    with at_rest(model, loss.loss if isinstance(loss, PerSample) else loss), torch.no_grad():
+        values = [one.detach().clone() for one in trained]
+        try:
+            yield trained, values
         finally:
             for parameter, value in zip(trained, values, strict=True):
                 parameter.data = value
 
 
-def _one_matrix(trained: Sequence[Tensor]) -> bool:
-    return sum(each.dim() > 1 for each in trained) == 1
+def _one_matrix(model: nn.Module) -> bool:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    known = not any(isinstance(each, nn.UninitializedParameter) for each in trained)
+    return known and sum(each.dim() > 1 for each in trained) == 1
 
 
 def _lines(
