@@ -2,11 +2,13 @@
 
 A linear model bears long steps, for its loss is convex and leads back from wherever it was. A matrix behind which a
 sigmoid feeds a mean square is as small, but not so: one long step drives the outputs to where no gradient is left. So
-it is with a network whose outputs are bounded.
+it is with a network whose outputs are bounded. But there it is known what targets may be, and so what the loss is at
+first: a step that is meant to gain more than that is too long.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,10 +25,12 @@ _POINTS = 5
 _LENGTHS = (0.5, 2.0)
 """So far apart are these points, in units in which weights move an output by one; beyond 17 a probability is one."""
 _ROUNDING = 1e-4
+_MOST_GAIN = 0.5
+"""The unit of a loss over what it is at first: with a reach of three units a step is meant to gain 1.5 times that."""
 
 
 def facts_of_loss(model: nn.Module, loss: Loss, rows: Rows) -> dict[str, Any]:
-    """What differs from `Start`'s own: a single matrix that is no linear model, outputs that are bounded.
+    """What differs from `Start`'s own: a single matrix that is no linear model, the unit of a loss of bounded outputs.
 
     Args:
         model: What is to be trained; it is left as it was.
@@ -34,30 +38,41 @@ def facts_of_loss(model: nn.Module, loss: Loss, rows: Rows) -> dict[str, Any]:
         rows: The data, of which only shapes and types count.
     """
     bent = {} if convex_as_far_as_seen(model, loss, rows) else {"matrices": 2}
-    return bent | ({"bounded": True} if bounded_outputs(model, loss, rows) else {})
+    first = first_loss(model, loss, rows)
+    return bent | ({} if first is None else {"unit": min(1.0, _MOST_GAIN * first)})
 
 
-def bounded_outputs(model: nn.Module, loss: Loss, rows: Rows) -> bool:
-    """Whether outputs stay as large when all weights are a hundred times as large; False if nobody can tell.
+def first_loss(model: nn.Module, loss: Loss, rows: Rows) -> float | None:
+    """What the loss is before training, if outputs are bounded, for targets anywhere within; None if nobody can tell.
+
+    Outputs are bounded if they stay as large when all weights are a hundred times as large.
 
     Args:
         model: What is to be trained; it is left as it was.
         loss: Of one value per sample.
         rows: The data, of which only shapes and types count.
     """
-    with _weights_aside(model, loss) as (trained, values):
+    each = loss if isinstance(loss, PerSample) else per_sample(loss)
+    with _weights_aside(model, each) as (trained, values):
         if not trained:
-            return False
+            return None
         try:
-            inputs, _, _ = _made_up(rows)
-            sizes = []
+            inputs, target, _ = _made_up(rows)
+            first, sizes, low, high = model(*inputs), list[float](), math.inf, -math.inf
             for times in (10.0, 1000.0):
                 for parameter, value in zip(trained, values, strict=True):
                     parameter.data = value * times
-                sizes.append(max(float(each.abs().max()) for each in tensors_in([model(*inputs)])))
-            return 0 < sizes[1] <= 2 * sizes[0]
-        except Exception:  # the model does not take what is made up
-            return False
+                ends = list(tensors_in([model(*inputs)]))
+                low, high = min(float(end.min()) for end in ends), max(float(end.max()) for end in ends)
+                sizes.append(max(-low, high))
+            if not 0 < sizes[1] <= 2 * sizes[0]:
+                return None
+            chance = torch.Generator().manual_seed(2)
+            within = changed(target, lambda one: _between(one, low, high, chance) if one.is_floating_point() else one)
+            found = float(each(first, within).double().mean())
+            return found if 0 < found < math.inf else None
+        except Exception:  # the model or the loss does not take what is made up
+            return None
 
 
 def convex_as_far_as_seen(model: nn.Module, loss: Loss, rows: Rows) -> bool:
@@ -123,6 +138,10 @@ def _made_up(rows: Rows) -> tuple[Any, Any, int]:
     made = changed(batch, lambda one: _drawn(one, chance) if one.is_floating_point() else one)
     inputs, target = inputs_and_target(tuple(made))
     return inputs, changed(target, lambda one: one.new_zeros(one.shape)), length
+
+
+def _between(like: Tensor, low: Tensor, high: Tensor, chance: torch.Generator) -> Tensor:
+    return (low + (high - low) * torch.rand(like.shape, generator=chance)).to(like)
 
 
 def _drawn(like: Tensor, chance: torch.Generator) -> Tensor:

@@ -40,8 +40,8 @@ class Start:
     """The noise of all steps together over what independent noise of a step's size would add up to."""
     turning: float = 0.0
     """Of a network with group norms, how long a step is that turns all of its matrices around (`turning_length`)."""
-    bounded: bool = False
-    """Whether its outputs are bounded, as behind a sigmoid: a long step may drive them to where no gradient is left."""
+    unit: float = 1.0
+    """By how much the loss changes per unit of an output, where that is known (`sordina.training.convexity`)."""
 
 
 def fall(step: int, steps: int) -> float:
@@ -239,7 +239,8 @@ class DistanceRate:
 # The default rule: steps as long as what is surely signal may be, and as the noise allows.
 #
 # Let c be the typical norm of first gradients (`sordina.clipping.TypicalNorm` releases it). At the start a loss changes
-# by about one per unit of a model's output, so c is also how far an output moves when the weights move by one. In
+# by about one per unit of a model's output, so c is also how far an output moves when the weights move by one. (Where
+# outputs are bounded, so that it is known what the loss is at first, c is told in a `unit` of that.) In
 # units of the *output*, then, two lengths are the same for every model and every scale of the inputs:
 #
 # - the noise of all T steps, at the rate rho, moves an output by ``c rho noise sqrt(T)``: at most `walk`;
@@ -263,8 +264,8 @@ class DistanceRate:
 # rate is multiplied by a *trust* in it, found from how the last step turned out, as a line search would: with the
 # curvature H along a step, the next gradient is ``(1 - rho H)`` times the last one. Where both agree, steps may be
 # longer, where the next one turns back by `_BACK` of the last, they were too long. Only what stands out of the noise
-# counts. Runs of at least `_SHORT` steps begin with little trust and double it from step to step: a sigmoid that one
-# long step has driven to black does not come back. Above one, where the loss must be of another unit, trust grows only
+# counts. Runs of at least `_SHORT` steps begin with little trust and double it from step to step: what one long step
+# has driven to where there is no gradient does not come back. Above one, where the loss must be of another unit, trust grows only
 # while gradients are as long as at first, agree beyond doubt (`_SURE`), and have not turned back before. A model that
 # is linear in its weights bears steps to and fro, and comes back from wherever it was: there trust begins at one, and
 # is never less.
@@ -293,9 +294,7 @@ _TURNED, _BACK_TURNED = 1.2, 1.2
 by so much: matrices that swing to and fro grow, which makes the next turn smaller."""
 _SURE = 3.0
 _AGAIN, _SLOWLY = 1.5, 1.2
-_AGAIN_BOUNDED, _SLOWLY_BOUNDED = 1.25, 1.1
-"""So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them; and so where
-outputs are bounded."""
+"""So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them."""
 _LOOKED_AT = 2**24
 """Of a larger model every second, third, ... weight is looked at."""
 _RELATIVE = 0.1
@@ -307,7 +306,7 @@ class AutomaticState(DistanceState):
     """And the signal's mean square in units of the noise, the largest signal, and how many steps there were.
 
     Then what the rate is multiplied by, whether gradients ever turned back, the last one in units of its noise, and how
-    long a step is that turns all matrices (0 where that is no measure), and whether outputs are bounded.
+    long a step is that turns all matrices (0 where that is no measure), and the unit of the loss.
     """
 
     recent: float = 0.0
@@ -320,7 +319,7 @@ class AutomaticState(DistanceState):
     last: Tensor | None = None
     last_noise: float = 1.0
     turning: float = 0.0
-    bounded: bool = False
+    unit: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -349,7 +348,7 @@ class AutomaticRate(DistanceRate):
             trust = max(_LEAST_TRUST, 2.0 ** -(start.steps // _DOUBLING))
         turning = start.turning if convex == 1 else 0.0
         return AutomaticState(
-            start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust, turning=turning, bounded=start.bounded
+            start.steps, size, convex=convex, adds_up=start.adds_up, trust=trust, turning=turning, unit=start.unit
         )
 
     def adapt(
@@ -372,12 +371,12 @@ class AutomaticRate(DistanceRate):
         signal = math.sqrt(max(recent, doubt, 1.0))
         largest = max(state.largest, signal)
         room = root / state.adds_up * typical.norm / noise
-        walk = state.convex * self.walk / typical.norm * min(1.0, room / _HOPEFUL)
+        walk = state.convex * state.unit * self.walk / typical.norm * min(1.0, room / _HOPEFUL)
         if state.convex == 1:
             walk = min(walk, _SWAMPED * state.first * min(1.0, max(_CALM, math.sqrt(_AMPLE / room))))
         strong = min(root / state.adds_up * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
         walk *= min(max(1.0, strong), _LONGER)
-        reach = max(state.convex * self.reach / typical.norm, _TURNED * state.turning) * math.sqrt(signal / largest)
+        reach = max(state.convex * state.unit * self.reach / typical.norm, _TURNED * state.turning) * math.sqrt(signal / largest)
         if state.convex > 1:
             reach *= min(1.0, state.steps / _FEW)
         state = replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest)
@@ -413,7 +412,6 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
     """The state with the trust that follows from the released ``gradient``, which is kept to be compared."""
     part = gradient[:: -(-len(gradient) // _LOOKED_AT)] / noise
     trust, turned = state.trust, state.turned
-    again, slowly = (_AGAIN_BOUNDED, _SLOWLY_BOUNDED) if state.bounded else (_AGAIN, _SLOWLY)
     if state.last is not None:
         both = float(torch.dot(part, state.last))
         now, before = (max(0.0, float(one.square().sum()) - len(one)) for one in (part, state.last))
@@ -423,9 +421,9 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
         if both < -max(doubt, (_BACK_TURNED if state.turning else _BACK) * along):
             trust, turned = (max(1.0, trust / 2) if state.convex > 1 else trust / 2), True
         elif trust < 1 and agree:
-            trust = min(1.0, trust * (again if turned else 2.0))
+            trust = min(1.0, trust * (_AGAIN if turned else 2.0))
         elif trust < 1 and abs(both) < doubt:
-            trust = min(1.0, trust * (slowly if turned else 2.0))
+            trust = min(1.0, trust * (_SLOWLY if turned else 2.0))
         elif agree and not turned and both > _SURE * doubt and 4 * before > state.largest**2:
             trust = min(_MOST_TRUST, 2 * trust)
     return replace(state, trust=trust, turned=turned, last=part, last_noise=noise)
