@@ -306,6 +306,18 @@ def test_sizes_of_batches_are_nothing_new():
         prints.learn(trail)
 
 
+@pytest.mark.parametrize(("one", "two"), [(-1, -2), (1, True), (0, False), (1, 1.0), (0.3, 0.1), (-0.5, 0.5)])
+def test_values_that_python_hashes_alike_are_told_apart(one, two):
+    """A mean over -1 and one over -2 are as different as can be: 3.1 times the bound."""
+    footprints, seen = Footprints(), list[bool]()
+    for value in (one, two):
+        with followed(footprints.trail()) as trail:
+            torch.full((2,), value, dtype=torch.float32)
+        seen.append(footprints.new(trail))
+        footprints.learn(trail)
+    assert seen == [True, True]
+
+
 def test_only_so_much_is_tested():
     prints, tested = Footprints(), 0
     for number in range(500):

@@ -47,6 +47,16 @@ class Items(Dataset):
         return self.cache.setdefault(index, (X[index], Y[index]))
 
 
+class Averaging(Items):
+    """Keeps the running mean of what it read, which moves with every reading."""
+
+    mean = 1.0
+
+    def __getitem__(self, index: int) -> Any:
+        self.mean = 0.9 * self.mean + 0.1 * float(X[index].abs().mean())
+        return super().__getitem__(index)
+
+
 class Shaking:
     """An augmentation that keeps what it saw last."""
 
@@ -58,12 +68,13 @@ class Shaking:
 
 
 class Collating:
-    """A collate function that keeps the largest number of its batch."""
+    """A collate function that keeps the largest number of its batch, and counts its calls."""
 
-    largest = 1.0
+    largest, calls = 1.0, 0
 
     def __call__(self, items: Any) -> Any:
         batch = default_collate(items)
+        self.calls += 1
         self.largest = 1 + float(batch[0].abs().max())
         return batch
 
@@ -90,8 +101,11 @@ class OwnLoss(Net):
 
 
 def refused_by_the_trainer() -> dict[str, Any]:
-    items, shaking, model = Items(), Shaking(), OwnLoss()
+    items, averaging, shaking, model = Items(), Averaging(), Shaking(), OwnLoss()
     return {
+        "running mean to model": lambda: fit(Net(lambda: averaging.mean), data=averaging),
+        "running mean to loss": lambda: fit(Net(), lambda o, y: each(o / averaging.mean, y), averaging),
+        "count of rows to model": lambda: fit(Net(lambda: 1 + items.reads / 50), data=items),
         "data set to model": lambda: fit(Net(lambda: items.last), data=items),
         "data set to loss": lambda: fit(Net(), lambda o, y: each(o / items.last, y), items),
         "augmentation to model": lambda: fit(Net(lambda: shaking.last), augment=shaking),
@@ -131,6 +145,17 @@ class Watching(OwnLoss):
     def noting(self, outputs: Tensor, target: Tensor) -> Tensor:
         self.steps += 1
         return each(outputs, target) * min(1.0, 0.1 + self.steps / 10)
+
+
+def test_a_count_of_the_batches_that_were_put_together_is_no_reason_to_refuse():
+    collating = Collating()
+    model = Net(lambda: 1 + collating.calls / 50)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"budget": sd.Budget(6, 1e-5), "batch_size": 20, "steps": 10, "collate_fn": collating}
+    with sd.make_private(model, optimizer, Items(), **options) as private:
+        for x, y in private:
+            private.step(each(model(x), y))
+    assert private.guarantee.epsilon > 0
 
 
 def test_what_nobody_reads_and_counts_are_no_reason_to_refuse():

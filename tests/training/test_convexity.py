@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import sordina as sd
 from sordina.reproduction.robustness import SOURCES, Cell, trained
 from sordina.training.batches import as_rows
-from sordina.training.convexity import bounded_outputs, convex_as_far_as_seen
+from sordina.training.convexity import convex_as_far_as_seen, facts_of_loss, first_loss
 
 X = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
 CLASSES, TRUTHS, NUMBERS = torch.arange(20) % 3, (torch.arange(20) % 2).float().unsqueeze(1), X[:, :1] * 2
@@ -56,13 +56,36 @@ def test_whether_a_loss_is_convex_is_seen(name):
 def test_whether_outputs_are_bounded_is_seen(behind, bounded):
     model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3), *behind)
     weights = [each.clone() for each in model.parameters()]
-    assert bounded_outputs(model, nn.MSELoss(), as_rows((X, X[:, :3]))) == bounded
+    assert (first_loss(model, nn.MSELoss(), as_rows((X, X[:, :3]))) is not None) == bounded
     assert all(torch.equal(one, two) for one, two in zip(weights, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("loss", "least", "most"),
+    [
+        (nn.MSELoss(), 0.05, 0.15),  # of a number between zero and one and one half: a twelfth
+        (lambda out, y: (out - y).square().sum(1), 0.15, 0.45),
+        (nn.BCELoss(), 0.6, 0.8),
+    ],
+)
+def test_the_first_loss_is_that_of_targets_within_the_bounds_and_none_of_the_data(loss, least, most):
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3), nn.Sigmoid())
+    found = [first_loss(model, loss, as_rows((x, x[:, :3].sigmoid()))) for x in (X, 1000 * X)]
+    assert found[0] == found[1]
+    assert least < found[0] < most
+
+
+def test_a_unit_is_half_of_the_first_loss_and_at_most_one():
+    model = nn.Sequential(nn.Linear(12, 3), nn.ReLU(), nn.Linear(3, 3), nn.Sigmoid())
+    rows = as_rows((X, X[:, :3].sigmoid()))
+    assert facts_of_loss(model, nn.MSELoss(), rows) == {"unit": first_loss(model, nn.MSELoss(), rows) / 2}
+    assert facts_of_loss(model, lambda out, y: 100 * (out - y).square().sum(1), rows) == {"unit": 1.0}
+    assert facts_of_loss(model[:3], nn.MSELoss(), rows) == {}
 
 
 def test_layers_that_are_not_made_yet_stay_so():
     model = nn.Sequential(nn.LazyLinear(3), nn.Sigmoid())
-    assert not bounded_outputs(model, nn.MSELoss(), as_rows((X, X[:, :3])))
+    assert first_loss(model, nn.MSELoss(), as_rows((X, X[:, :3]))) is None
     assert convex_as_far_as_seen(model, nn.MSELoss(), as_rows((X, X[:, :3])))
     assert isinstance(model[0].weight, nn.UninitializedParameter)
 

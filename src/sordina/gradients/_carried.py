@@ -54,8 +54,14 @@ def carried(
                 said = [each for stir in (*stirs[:1], *stirs) if (each := played(stir)) is not None]
             except Exception:
                 continue  # it needs gradients inside
-            return len(said) > 2 and _same(said[0], said[1]) and not all(_same(said[0], each) for each in said[2:])
+            if len(said) > 2 and not _same(said[0], said[1]):  # what is done moves on, or what is said does by itself
+                return (still := played(_nothing)) is not None and _same(still, played(_nothing) or [])
+            return len(said) > 2 and not all(_same(said[0], each) for each in said[2:])
     return False
+
+
+def _nothing() -> None:
+    """What a batch may expect before it."""
 
 
 def _same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:

@@ -25,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 MOST_TRAILS, MOST_TESTS = 16, 64
 _EXACT = 8
 """Whole numbers up to this are told by themselves: dimensions. Larger ones are mostly sizes, of batches and others."""
+_APART = 4096
+"""Added, for -1 and -2 have the same hash in Python, and so have 1 and True."""
 _THEMSELVES = frozenset({bool, str, type(None), torch.dtype, torch.device, torch.layout, type(...)})
 _MANY = 16
 
@@ -50,9 +52,11 @@ def _told(value: Any) -> Any:
     """What an argument is, roughly: cheap, for it is asked for every function that runs."""
     kind = value.__class__
     if kind is int:
-        return value if -_EXACT <= value <= _EXACT else int
+        return value + _APART if -_EXACT <= value <= _EXACT else int
     if kind is float:
-        return value if value in (0.0, 1.0) or not math.isfinite(value) else (value > 0, math.frexp(value)[1])
+        if value in (0.0, 1.0) or not math.isfinite(value):
+            return str(value)
+        return value > 0, math.frexp(value)[1] + _APART
     if kind in _THEMSELVES:
         return value
     if kind is tuple or kind is list:

@@ -30,6 +30,7 @@ from torch.utils.data import Dataset
 
 from sordina.errors import InvalidInput
 from sordina.gradients._chance import Generators
+from sordina.gradients._kept_state import KeptState
 from sordina.gradients.removal import CHANCE
 from sordina.training.batches import Rows
 
@@ -89,7 +90,10 @@ def augmented(batch: Any, augment: Augmentation, seed: int) -> Any:
 
 
 def readings(rows: Rows, augment: Augmentation | None) -> list[Callable[[], Any]]:
-    """Ways to read single rows, where code of the user's does that: it may keep something of them.
+    """Ways to read rows, where code of the user's does that: it may keep something of them.
+
+    They are alike but for which rows are read, and for how many: each begins with what that code keeps now, so that
+    what moves on from reading to reading (a running mean) shows which row was read. A count of rows is no better.
 
     Args:
         rows: The data.
@@ -97,16 +101,20 @@ def readings(rows: Rows, augment: Augmentation | None) -> list[Callable[[], Any]
     """
     if isinstance(rows.source, tuple) and augment is None:
         return []
+    kept = KeptState([None if isinstance(rows.source, tuple) else rows.source, rows.collate, augment])
 
-    def read(index: int) -> None:
-        batch = rows.take(np.array([index]))
+    def read(*indices: int) -> None:
+        kept.restore()
+        batch = rows.take(np.array(indices))
         if augment is not None:
             augmented(batch, augment, 0)
 
-    return [functools.partial(read, index) for index in CHANCE.sample(range(rows.size), min(rows.size, _READ))]
+    chosen = CHANCE.sample(range(rows.size), min(rows.size, _TOGETHER))
+    return [*[functools.partial(read, index) for index in chosen[:_READ]], functools.partial(read, *chosen)]
 
 
-_READ = 4
+_READ, _TOGETHER = 4, 32
+"""So many rows are read one by one, and so many at once."""
 
 
 def _changed(inputs: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:

@@ -25,6 +25,8 @@ _POINTS = 5
 _LENGTHS = (0.5, 2.0)
 """So far apart are these points, in units in which weights move an output by one; beyond 17 a probability is one."""
 _ROUNDING = 1e-4
+_DRAWS = 32
+"""So many targets are made up for a row."""
 _MOST_GAIN = 0.5
 """The unit of a loss over what it is at first: with a reach of three units a step is meant to gain 1.5 times that."""
 
@@ -68,8 +70,11 @@ def first_loss(model: nn.Module, loss: Loss, rows: Rows) -> float | None:
             if not 0 < sizes[1] <= 2 * sizes[0]:
                 return None
             chance = torch.Generator().manual_seed(2)
-            within = changed(target, lambda one: _between(one, low, high, chance) if one.is_floating_point() else one)
-            found = float(each(first, within).double().mean())
+
+            def within(one: Tensor) -> Tensor:
+                return _between(one, low, high, chance) if one.is_floating_point() else one
+
+            found = sum(float(each(first, changed(target, within)).double().mean()) for _ in range(_DRAWS)) / _DRAWS
             return found if 0 < found < math.inf else None
         except Exception:  # the model or the loss does not take what is made up
             return None
@@ -140,7 +145,7 @@ def _made_up(rows: Rows) -> tuple[Any, Any, int]:
     return inputs, changed(target, lambda one: one.new_zeros(one.shape)), length
 
 
-def _between(like: Tensor, low: Tensor, high: Tensor, chance: torch.Generator) -> Tensor:
+def _between(like: Tensor, low: float, high: float, chance: torch.Generator) -> Tensor:
     return (low + (high - low) * torch.rand(like.shape, generator=chance)).to(like)
 
 

@@ -265,10 +265,10 @@ class DistanceRate:
 # curvature H along a step, the next gradient is ``(1 - rho H)`` times the last one. Where both agree, steps may be
 # longer, where the next one turns back by `_BACK` of the last, they were too long. Only what stands out of the noise
 # counts. Runs of at least `_SHORT` steps begin with little trust and double it from step to step: what one long step
-# has driven to where there is no gradient does not come back. Above one, where the loss must be of another unit, trust grows only
-# while gradients are as long as at first, agree beyond doubt (`_SURE`), and have not turned back before. A model that
-# is linear in its weights bears steps to and fro, and comes back from wherever it was: there trust begins at one, and
-# is never less.
+# has driven to where there is no gradient does not come back. Above one, where the loss must be of another unit, trust
+# grows only while gradients are as long as at first, agree beyond doubt (`_SURE`), and have not turned back before. A
+# model that is linear in its weights bears steps to and fro, and comes back from wherever it was: there trust begins at
+# one, and is never less.
 #
 # With a policy that releases no typical norm the rule is DoG (above), from a first step for which the size of the first
 # weights stands in: `travel` for the noise, and `_RELATIVE` for what is surely signal (four standard deviations).
@@ -376,7 +376,9 @@ class AutomaticRate(DistanceRate):
             walk = min(walk, _SWAMPED * state.first * min(1.0, max(_CALM, math.sqrt(_AMPLE / room))))
         strong = min(root / state.adds_up * math.sqrt(max(0.0, recent - doubt)) / _STRONG, recent / (_CLEAR * weights))
         walk *= min(max(1.0, strong), _LONGER)
-        reach = max(state.convex * state.unit * self.reach / typical.norm, _TURNED * state.turning) * math.sqrt(signal / largest)
+        reach = max(state.convex * state.unit * self.reach / typical.norm, _TURNED * state.turning) * math.sqrt(
+            signal / largest
+        )
         if state.convex > 1:
             reach *= min(1.0, state.steps / _FEW)
         state = replace(state, step=state.step + 1, moving=state.moving + 1, recent=recent, largest=largest)
