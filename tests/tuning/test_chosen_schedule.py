@@ -15,6 +15,7 @@ from sordina.sampling import Users
 from sordina.training import planned_schedule
 from sordina.tuning import Grid, Search, parallel_runs
 from sordina.tuning.chosen_schedule import ChosenSchedule, choose_schedule, configured
+from sordina.tuning.comparison import ComparisonPlan, NamedTask, compare
 from sordina.tuning.plan import Decision
 from sordina.tuning.selection import Selection
 
@@ -86,7 +87,13 @@ class TestOneRunsShare:
     def test_without_a_budget(self, train, held_out):
         found = search(one_epoch, budget=sd.Budget(float("inf"), 1e-5), selection="public").fit(train, held_out)
         assert found.scheme.chosen == ChosenSchedule(256, 1, None)
+        assert str(found.scheme.chosen) == "batch size 256 over 1 epochs, chosen from public facts"
         json.dumps(found.facts(), allow_nan=False)
+
+    def test_it_says_what_was_chosen_and_for_what(self):
+        said = "batch size 64 over 20 epochs, chosen from public facts; one run may cost epsilon 1.92"
+        assert str(ChosenSchedule(64, 20.0, 1.917)) == said
+        assert str(ChosenSchedule(64, None, 1.0)).startswith("batch size 64, chosen")
 
 
 class TestPublicFacts:
@@ -116,14 +123,16 @@ class TestPublicFacts:
 
 class TestEveryRun:
     @pytest.mark.parametrize(("make", "workers"), [(one_epoch, 1), (one_epoch_apart, 1), (one_epoch_apart, 2)])
-    def test_stacked_runs_workers_and_runs_one_by_one_see_the_same(self, tmp_path, train, held_out, make, workers):
-        made = search(make, method="composition", workers=workers, folder=tmp_path / "s")
-        found = made.fit(train, held_out)
-        chosen = found.scheme.chosen
+    def test_stacked_runs_workers_and_runs_one_by_one_see_the_same(
+        self, tmp_path, train, held_out, monkeypatch, make, workers
+    ):
+        """A schedule that no run would choose by itself, nor a worker, which is another process."""
+        monkeypatch.setattr("sordina.tuning.chosen_schedule.planned_schedule", lambda *_, **__: (50, 1.0))
+        found = search(make, method="composition", workers=workers, folder=tmp_path / "s").fit(train, held_out)
         assert len(found.runs) == 3
-        assert samplers(found) == {(chosen.batch_size / ROWS, round(ROWS / chosen.batch_size))}
-        assert found.facts()["schedule"]["batch_size"] == chosen.batch_size
-        assert json.loads((tmp_path / "s/results.json").read_text())["schedule"]["epochs"] == 1
+        assert samplers(found) == {(50 / ROWS, ROWS // 50)}
+        assert found.facts()["schedule"] == json.loads((tmp_path / "s/results.json").read_text())["schedule"]
+        assert found.facts()["schedule"]["batch_size"] == 50
 
     @pytest.mark.parametrize("method", ["composition", "random-stopping"])
     def test_the_events_that_ran_stay_within_the_budget(self, train, held_out, method):
@@ -216,3 +225,27 @@ class TestResuming:
 
             with pytest.raises(InvalidInput):
                 Decision.load(Folder())
+
+
+class TestNamedTasks:
+    @pytest.mark.parametrize("options", [(), (("averaging", "tail"),)])
+    def test_what_is_left_open_is_the_searchs_to_choose(self, tmp_path, options):
+        """A recipe, which techniques come from, would choose one as well, for a budget without end."""
+        task = NamedTask("digits", "mlp", None, 1.0, hold_out=0.2, rows=300, options=options)
+        assert (task.trainer(0).batch_size, task.trainer(0).epochs) == (None, 1.0)
+        assert replace(task, epochs=None).trainer(0).epochs is None
+        plan = ComparisonPlan(task, ["online", "automatic"], [3.0], granularity=2, method="composition", seed=1)
+        found = compare(plan, tmp_path)
+        online, automatic = (entry.outcome for entry in found.entries)
+        assert online.scheme.chosen.epsilon_of_a_run < automatic.scheme.chosen.epsilon_of_a_run
+        chosen = online.facts()["schedule"]
+        assert chosen["epochs"] == 1.0
+        assert {from_dict(run.event).count for run in online.runs} == {round(240 / chosen["batch_size"])}
+        assert all(entry.outcome.guarantee.epsilon <= 3 for entry in found.entries)
+        assert compare(plan, tmp_path, resume=True).facts() == found.facts()
+
+    def test_the_defaults_stay(self):
+        assert (NamedTask("digits").batch_size, NamedTask("digits").epochs) == (512, 10.0)
+        for wrong in ({"batch_size": 0}, {"epochs": 0.0}):
+            with pytest.raises(InvalidInput, match=next(iter(wrong))):
+                NamedTask("digits", **wrong)

@@ -330,7 +330,7 @@ class Search:
     def _units(self, base: Trainer, size: int) -> int:
         """The public number of units: the population, where it is stated."""
         if base.population is not None:
-            return base.population
+            return check_whole("population", base.population)
         return size if base.users is None else len(base.users)
 
     def _method(self, base: Trainer) -> str | None:
