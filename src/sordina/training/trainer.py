@@ -95,7 +95,7 @@ def make_schedule(
         noise: Correlated noise, which takes turns (`sordina.sampling.CyclicPoisson`).
     """
     if batch_size is None or (epochs is None and steps is None):
-        raise InvalidInput("state a batch size and epochs here: they are chosen only by a Trainer that fits alone.")
+        raise InvalidInput("state a batch size and epochs here: only a Trainer that fits and a Search choose them.")
     population = units if population is None else check_whole("population", population)
     sampler, whole = make_sampler(sampling, batch_size, population), False
     if steps is None:

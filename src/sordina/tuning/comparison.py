@@ -56,15 +56,16 @@ class NamedTask:
 
     Which rows are held out is decided by a hash of each row, keyed by ``split_seed``: a row's fate depends on that row
     alone, so when one comes or goes the others stay where they are. The expected number of rows is the public
-    population. ``rows`` and ``test_rows`` take only the first so many, for trial runs. ``options`` are more fields of a
+    population. ``batch_size`` and ``epochs`` are the search's to choose where they are None. ``rows`` and ``test_rows``
+    take only the first so many, for trial runs. ``options`` are more fields of a
     `sordina.training.recipe.TrainingRecipe` (averaging, views, optimizer, features, task, noise, bands, decay,
     components_noise).
     """
 
     dataset: str
     model: str | None = None
-    batch_size: int = 512
-    epochs: float = 10.0
+    batch_size: int | None = 512
+    epochs: float | None = 10.0
     hold_out: float = 0.0
     split_seed: int = 0
     rows: int | None = None
@@ -79,7 +80,7 @@ class NamedTask:
         for name, count in (("rows", self.rows), ("test_rows", self.test_rows), ("batch_size", self.batch_size)):
             if count is not None and count < 1:
                 raise InvalidInput(f"{name} must be at least 1, got {count}.")
-        if not 0 < self.epochs < math.inf:
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise InvalidInput(f"epochs must be positive and finite, got {self.epochs}.")
         check_seed(self.split_seed)
 
@@ -103,20 +104,26 @@ class NamedTask:
         data, population = self.data(), round(len(self.data().train) * (1 - self.hold_out))
         if self.options:
             made = self._recipe(seed).trainer(data, population=population)
-            return replace(made, clipping=None, learning_rate=None, seed=None)
+            return replace(
+                made, clipping=None, learning_rate=None, seed=None, batch_size=self.batch_size, epochs=self.epochs
+            )
         return Trainer(
             models.build_for(data, self.model, seed=seed), self.loss, Budget(math.inf, 0.0),
             batch_size=self.batch_size, epochs=self.epochs, population=population,
         )  # fmt: skip
 
     def _recipe(self, seed: int) -> TrainingRecipe:
-        """What `sordina train` would do with the same options; clipping and rate are the strategy's."""
+        """What `sordina train` would do with the same options; clipping and rate are the strategy's.
+
+        A schedule that is left open is the search's to choose, not the recipe's, whose budget here has no end.
+        """
         options: dict[str, Any] = dict(self.options)
         if options.get("noise") == "banded" and options.get("bands") is None:
             raise InvalidInput("a search needs to know the number of bands: its budget is shared among its runs.")
         return TrainingRecipe(
-            self.dataset, self.model, epsilon=math.inf, delta=0.0, batch_size=self.batch_size, epochs=self.epochs,
-            seed=seed, **options,
+            self.dataset, self.model, epsilon=math.inf, delta=0.0, seed=seed,
+            batch_size=1 if self.batch_size is None else self.batch_size,
+            epochs=1.0 if self.epochs is None else self.epochs, **options,
         )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,7 @@ class Outcome:
             "accountant": self.scheme.accountant,
             "event": _plain(to_dict(self.scheme.event)),
             "candidates": self.candidates,
+            **({} if self.scheme.chosen is None else {"schedule": asdict(self.scheme.chosen)}),
             "runs": [vars(run) for run in self.runs],
             "releasable": self.releasable,
             "caveats": self.caveats,

@@ -20,6 +20,7 @@ from sordina.privacy import Adjacency, Budget, Unit
 from sordina.run_folder import RunFolder, read_json
 from sordina.sampling import Sampler
 from sordina.tuning import runner
+from sordina.tuning.chosen_schedule import ChosenSchedule
 from sordina.tuning.runner import RunOrder
 from sordina.tuning.selection import Selection, SelectionKind
 from sordina.tuning.space import Configuration, Space
@@ -82,6 +83,8 @@ class Scheme:
     noise_by_method: dict[str, float] = field(default_factory=dict)
     population: int | None = None
     """The public number of records or users."""
+    chosen: ChosenSchedule | None = None
+    """The schedule of the runs, where the trainer states none; `event` has it already."""
 
     @property
     def stopping(self) -> RandomStopping | None:
@@ -210,8 +213,10 @@ class Decision:
 
     def save(self, folder: RunFolder) -> None:
         """Write `PLAN` into ``folder``; with random stopping the runs go into its internal part, before."""
-        plain = {field.name for field in fields(Scheme)} - {"event", "choice", "budget"}
+        plain = {field.name for field in fields(Scheme)} - {"event", "choice", "budget", "chosen"}
         scheme = {name: getattr(self.scheme, name) for name in sorted(plain)}
+        if self.scheme.chosen is not None:
+            scheme["chosen"] = asdict(self.scheme.chosen)
         data: dict[str, Any] = {
             "scheme": scheme
             | {"event": to_dict(self.scheme.event), "choice": to_dict(self.scheme.choice)}
@@ -234,10 +239,11 @@ class Decision:
         try:
             saved = data["scheme"]
             budget = Budget(saved.pop("epsilon"), saved.pop("delta"))
+            chosen = ChosenSchedule(**saved["chosen"]) if "chosen" in saved else None
             scheme = Scheme(
                 **saved
                 | {"event": from_dict(saved["event"]), "choice": from_dict(saved["choice"]), "budget": budget}
-                | {"adjacency": Adjacency(saved["adjacency"]), "unit": Unit(saved["unit"])}
+                | {"adjacency": Adjacency(saved["adjacency"]), "unit": Unit(saved["unit"]), "chosen": chosen}
             )
             if scheme.stopping is None:
                 listed = data["orders"]

@@ -27,6 +27,7 @@ from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, RunFolder, read_
 from sordina.training import StopTraining, Trainer
 from sordina.training.learning_rates import typical_size
 from sordina.training.run_keeper import RARELY
+from sordina.tuning.chosen_schedule import ChosenSchedule, configured
 from sordina.tuning.selection import Selection, better, metric_of
 from sordina.tuning.space import Configuration, Fields, fields_of
 
@@ -249,6 +250,8 @@ class Brief:
     """Whether runs are done in groups, on a `LinearStack`: decided once, since the two ways keep different journals."""
     secret: bool = False
     """Random stopping: nobody may learn which run is which, so a run has all its randomness from its own seed."""
+    chosen: ChosenSchedule | None = None
+    """Batch size and epochs, where the trainer states none."""
 
     def place(self, order: RunOrder) -> Path:
         """The folder of a run."""
@@ -259,8 +262,7 @@ class Brief:
         with self.randomness(order):
             trainer = self.trainer(order.weights)
         trainer = replace(
-            trainer,
-            **fields_of(self.strategy, order.configuration),
+            configured(trainer, self.chosen, fields_of(self.strategy, order.configuration)),
             budget=self.budget, noise_multiplier=self.noise_multiplier, accountant=self.accountant, seed=order.seed,
             folder=self.place(order) / TRAINING, ledger=None, dataset_budget=None, progress=False, tensorboard=False,
             validate_every=self.validate_every, track_epsilon=False,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sordina import random
-from sordina.accounting import NOTHING, Composed, from_dict
+from sordina.accounting import NOTHING, Composed, accountant, from_dict
 from sordina.accounting.ledger import Ledger, Reservation
 from sordina.errors import BudgetRefused, InvalidInput, TrainingFailed, Unsupported
 from sordina.gradients import Engine
@@ -30,6 +30,7 @@ from sordina.training.losses import check_takes
 from sordina.training.reservations import check_pair, refuse_settled_by_others, reserve_once, settle_once
 from sordina.training.trainer import make_schedule, refuse_training_data
 from sordina.tuning import runner
+from sordina.tuning.chosen_schedule import ChosenSchedule, choose_schedule, configured, left_open
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.parallel_runs import Given, Source, carry_out, stackable
 from sordina.tuning.plan import (
@@ -148,6 +149,8 @@ def _best_on_average(results: Sequence[RunResult]) -> ChosenRun:
 
 Watch = Callable[[Path], AbstractContextManager[Any]]
 """Shows a search in a folder while it runs."""
+Paid = tuple[Scheme, list[TrainingSchedule]]
+"""How a search is paid for, and what each of its runs does."""
 STACKED_AT_MOST = 32
 _DESCRIBED = ("clipping", "learning_rate", "optimizer", "loss")
 KIND = "tune"
@@ -166,7 +169,9 @@ class Search:
     ``selection`` is "private", "public" or "thesis-test-set", or a `Selection`; ``method`` "composition" or
     "random-stopping", the cheaper one by default. ``seeds`` trains every configuration that many times, and each
     time is paid for, except in the thesis's protocol. A ``seed`` makes all noise repeatable, and the result unfit
-    for release. ``patience`` (exact selection only) ends runs that stopped improving.
+    for release. ``patience`` (exact selection only) ends runs that stopped improving. Of a trainer with
+    ``batch_size=None`` or ``epochs=None`` the search chooses the schedule, once for all runs, for what one run may
+    cost; a configuration may set its own.
 
     Args:
         space: The configurations to try: a `Grid` or `Random` draws.
@@ -286,16 +291,47 @@ class Search:
         configurations = self.space.configurations(rng)
         repetitions = 1 if selection.kind is SelectionKind.TEST_SET else self.seeds
         base = self.trainer(0)
-        schedules = [self._schedule(base, configuration, size) for configuration in configurations]
-        schedules = (schedules + schedules[:1] * (self.space.runs - len(schedules))) * repetitions
-        scheme = make_scheme(
-            schedules, self.budget, selection, method=self._method(base), accountant=self.accountant
-        )  # fmt: skip
+
+        def paid(chosen: ChosenSchedule | None) -> Paid:
+            schedules = [self._schedule(base, configuration, size, chosen) for configuration in configurations]
+            schedules = (schedules + schedules[:1] * (self.space.runs - len(schedules))) * repetitions
+            scheme = make_scheme(
+                schedules, self.budget, selection, method=self._method(base), accountant=self.accountant
+            )  # fmt: skip
+            return replace(scheme, chosen=chosen), schedules
+
+        chosen = self._choose_schedule(base, size, paid) if left_open(base) else None
+        scheme, schedules = paid(chosen)
         decision = decide(self.space, scheme, configurations, self.seeds, rng, self.seed)
-        check_costs(decision.orders, lambda one: self._schedule(base, one, size), scheme, schedules[0])
+        check_costs(decision.orders, lambda one: self._schedule(base, one, size, chosen), scheme, schedules[0])
         if self.ledger is not None and self.dataset_budget is not None:
             self.ledger.check(self.dataset_budget, scheme.event, adjacency=scheme.adjacency, unit=scheme.unit)
         return decision
+
+    def _choose_schedule(self, base: Trainer, size: int, paid: Callable[[ChosenSchedule], Paid]) -> ChosenSchedule:
+        """The schedule for what one run may cost, from public facts; the one place of a search that decides it.
+
+        What one run may cost hardly depends on the schedule, since many steps add up to one Gaussian mechanism whatever
+        their number and size (digits, 5 runs: 1.92 at 512 over 10 epochs, 1.91 at 64 over 40). So it is read off a
+        search at the schedule that a single run with the whole budget would have.
+        """
+        units = self._units(base, size)
+        whole = choose_schedule(base, self.budget, units, self.budget.epsilon)
+        if math.isinf(self.budget.epsilon):
+            return whole
+        scheme, schedules = paid(whole)
+        judge = accountant(self.accountant)
+        costs = [
+            judge.epsilon(replace(one, before=None).event(scheme.noise_multiplier), self.budget.delta, scheme.adjacency)
+            for one in set(schedules)
+        ]
+        return choose_schedule(base, self.budget, units, statistics.fmean(costs))
+
+    def _units(self, base: Trainer, size: int) -> int:
+        """The public number of units: the population, where it is stated."""
+        if base.population is not None:
+            return check_whole("population", base.population)
+        return size if base.users is None else len(base.users)
 
     def _method(self, base: Trainer) -> str | None:
         """The method asked for; a trainer with watchers of its own shows every run, so all of them are paid for."""
@@ -322,8 +358,10 @@ class Search:
             refuse_settled_by_others(reservation, ChosenRun.load(folder) is not None)
         return reservation
 
-    def _schedule(self, base: Trainer, configuration: Configuration, size: int) -> TrainingSchedule:
-        one = replace(base, **fields_of(self.strategy, configuration))
+    def _schedule(
+        self, base: Trainer, configuration: Configuration, size: int, chosen: ChosenSchedule | None
+    ) -> TrainingSchedule:
+        one = configured(base, chosen, fields_of(self.strategy, configuration))
         units = size if one.users is None else len(one.users)
         sampler, steps = make_schedule(
             units, batch_size=one.batch_size, epochs=one.epochs, steps=one.steps,
@@ -365,7 +403,7 @@ class Search:
         brief = Brief(
             self.trainer, self.strategy, self.budget, decision.scheme.noise_multiplier, self.accountant, selection,
             (runner.part(folder.path) if hidden else folder.path) / "runs", self.validate_every, self.patience,
-            secret=hidden,
+            secret=hidden, chosen=decision.scheme.chosen,
         )  # fmt: skip
         if hidden or len(decision.orders) < 2 or brief.noise_multiplier == 0:
             return brief
