@@ -289,9 +289,11 @@ _SHORT, _DOUBLING, _LEAST_TRUST, _MOST_TRUST = 32, 16, 1 / 32, 2.0**20
 """Trust begins at one half for every ``_DOUBLING`` steps of a run, at least at ``_LEAST_TRUST``."""
 _AGREE, _GROWN, _BACK = 0.25, 1.5, 0.9
 """Gradients agree if the next one goes at least so far along the last, and not much further: there the loss is bent."""
-_TURNED, _BACK_TURNED = 1.2, 1.2
-"""In a network with group norms a step may be this part of what turns all matrices around, and gradients may turn back
-by so much: matrices that swing to and fro grow, which makes the next turn smaller."""
+_TURNED = 1.2
+"""In a network with group norms a step may be this part of what turns all matrices around."""
+_BACK_BOUNDED = 1.2
+"""There gradients may turn back by so much, for matrices that swing to and fro grow, which makes the next turn smaller;
+and so they may where outputs are bounded, which cannot swing far."""
 _SURE = 3.0
 _AGAIN, _SLOWLY = 1.5, 1.2
 """So trust grows again, in a step, after a turn back: where gradients agree, and where noise hides them."""
@@ -420,7 +422,7 @@ def _trusted(state: AutomaticState, gradient: Tensor, noise: float) -> Automatic
         doubt = _CERTAIN * math.sqrt(now + before + len(part))
         along = before * state.last_noise / noise
         agree = both > doubt and _AGREE * along < both < _GROWN * along
-        if both < -max(doubt, (_BACK_TURNED if state.turning else _BACK) * along):
+        if both < -max(doubt, (_BACK_BOUNDED if state.turning or state.unit < 1 else _BACK) * along):
             trust, turned = (max(1.0, trust / 2) if state.convex > 1 else trust / 2), True
         elif trust < 1 and agree:
             trust = min(1.0, trust * (_AGAIN if turned else 2.0))
