@@ -29,6 +29,10 @@ class WayBack:
     def __init__(self, calls: Calls) -> None:
         self.calls, self.footprints = calls, Footprints()
 
+    def trail(self) -> Trail | None:
+        """Of a way back that begins; PyTorch's own modules without hooks do nothing there that could be switched."""
+        return None if self.calls.switches.plain else self.footprints.trail()
+
     def went(self, trail: Trail, made: Sequence[ModelCall]) -> bool:
         """Refuse calls that mix on their way back; whether this one was new.
 

@@ -299,9 +299,9 @@ class Engine:
             taps += [tap._replace(key=_of_call(tap.key, mark)) for tap in call.taps] if mark else call.taps
             places |= {_of_call(key, mark): place for key, place in structure.taps.items()}
             passed |= {_of_call(key, mark) for key in structure.passed} if same else set()
-        trail = self._back.footprints.trail()
+        trail = self._back.trail()
         found = terms_of(losses, taps, places, passed, self._parameters, self._names, units, rows_per_unit, trail)
-        if self._back.went(trail, calls):
+        if trail is not None and trail.whole and self._back.went(trail, calls):
             self._loss_checks.force()  # the way back through the losses is tested in the next step
         return found
 

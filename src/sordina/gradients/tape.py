@@ -122,16 +122,23 @@ def terms_of(
     }
 
 
-def gradients(losses: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Sequence[Tensor | None]:
-    """What `torch.autograd.grad` says of the sum of the losses at some edges."""
+def gradients(
+    losses: Tensor, edges: Sequence[GradientEdge], retain: bool, trail: Trail | None = None
+) -> Sequence[Tensor | None]:
+    """What `torch.autograd.grad` says of the sum of the losses at some edges; what runs is noted in ``trail``."""
     ones = torch.ones_like(losses)
     if RUN_BACKWARD is None:
         asked: list[Any] = list(edges)
         return torch.autograd.grad(losses, asked, ones, retain_graph=retain, allow_unused=True)
-    found: Sequence[Tensor | None] = RUN_BACKWARD(
-        (losses,), (ones,), retain, False, tuple(edges), allow_unreachable=True, accumulate_grad=False
-    )
+    with _AS_IT_IS if trail is None else followed(trail):
+        found: Sequence[Tensor | None] = RUN_BACKWARD(
+            (losses,), (ones,), retain, False, tuple(edges), allow_unreachable=True, accumulate_grad=False
+        )
     return found
+
+
+_unfollowed: Any = torch._C.DisableTorchFunction
+"""Within it no function is told to anybody: terms are built on the way back, and are no work of the model."""
 
 
 def gather_terms(
@@ -146,11 +153,12 @@ def gather_terms(
     found: list[tuple[Tensor, Term]] = []
     asked: list[Tap] = []
     waiting: dict[int, Tap] = {}
+    unfollowed: Any = nullcontext if trail is None else _unfollowed
 
     def hear(place: int, gradients: tuple[Tensor | None, ...]) -> None:
         tap = waiting.pop(place, None)
         if tap is not None and (gradient := gradients[tap.edge.output_nr]) is not None:
-            with followed(None):
+            with unfollowed():
                 found.extend(build(tap, gradient))
 
     for place, tap in enumerate(taps):
@@ -164,8 +172,8 @@ def gather_terms(
         if waiting:
             raise Unsupported(CHANGED)
         return found
-    with Gathering(), followed(trail):
-        answers = gradients(losses, [tap.edge for tap in asked], retain)
+    with Gathering():
+        answers = gradients(losses, [tap.edge for tap in asked], retain, trail)
     for tap, gradient in zip(asked, answers, strict=True):
         if gradient is not None:
             found.extend(build(tap, gradient))
