@@ -211,6 +211,94 @@ def test_a_loss_of_the_trainer_that_begins_to_mix_is_seen_at_once(detached, monk
     assert steps[0] == since
 
 
+def _balanced(each: Tensor, target: Tensor) -> Tensor:
+    return each * (1 / torch.bincount(target, minlength=3).clamp_min(1))[target]
+
+
+def _positive(each: Tensor, target: Tensor) -> Tensor:
+    return each * torch.where(target == 1, (target == 0).sum() / (target == 1).sum().clamp_min(1), 1.0)
+
+
+LATE = {
+    "weights of classes in the batch": _balanced,
+    "a weight of positives in the batch": _positive,
+    "hard examples": lambda each, _: each * (each.detach() >= each.detach().quantile(0.7)),
+    "the largest": lambda each, _: each * (each.detach() >= each.detach().topk(6).values[-1]),
+    "a curriculum": lambda each, _: each * (each.detach() < each.detach().median() * 1.5),
+}
+
+
+def trained(loss: Any, report: Any, monkeypatch: Any, steps: int = 8) -> None:
+    """Without random tests, of samples of which one is rare."""
+    from sordina.gradients import removal
+
+    monkeypatch.setattr(removal.RemovalSchedule, "due", lambda self: _once(self))
+    x, y = torch.randn(60, 5), (torch.arange(60) % 10 == 0).long()
+    sd.Trainer(
+        Net(), loss, budget=sd.Budget(3, 1e-5), batch_size=20, steps=steps, callbacks=[SimpleWatcher(report)], seed=1
+    ).fit((x, y))
+
+
+@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_loss_that_begins_to_weigh_by_the_batch_is_tried_as_at_the_beginning(kind, seed, monkeypatch):
+    """One random removal missed up to 11 of 12."""
+    read, turn = kept(random.Random(f"{kind}{seed}").choice(PLACES))
+    steps = [0]
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        each = F.cross_entropy(outputs, target, reduction="none")
+        return LATE[kind](each, target) if read() else each
+
+    def report(entry: dict[str, Any]) -> None:
+        steps[0] = entry["step"]
+        if entry["step"] == 3:
+            turn()
+
+    with pytest.raises(Mixing, match="No guarantee holds for the steps since this began"):
+        trained(loss, report, monkeypatch)
+    assert steps[0] == 3
+
+
+def test_a_loss_that_begins_to_toss_a_coin_for_the_batch_is_computed_one_by_one_from_then_on(monkeypatch, caplog):
+    on = [False]
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        each = F.cross_entropy(outputs, target, reduction="none")
+        return each * (0.5 + torch.rand(())) if on[0] else each
+
+    trained(loss, lambda entry: on.__setitem__(0, entry["step"] >= 3), monkeypatch)
+    assert "the loss is computed on one sample at a time" in caplog.text
+
+
+def test_losses_that_change_their_weights_and_mix_nothing_are_tried_now_and_then_only(monkeypatch):
+    from sordina.training.losses import PerSample
+
+    tried, step, anew = [0], [0], PerSample.anew
+
+    def counted(self: PerSample) -> None:
+        tried[0] += 1
+        anew(self)
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        smoothed = 0.1 if step[0] > 4 else 0.0
+        each = F.cross_entropy(outputs, target, reduction="none", label_smoothing=smoothed)
+        return each + 0.5 * 0.95 ** step[0] * outputs.square().sum(1)
+
+    monkeypatch.setattr(PerSample, "anew", counted)
+    trained(loss, lambda entry: step.__setitem__(0, entry["step"]), monkeypatch, steps=30)
+    assert 1 <= tried[0] <= 6
+
+
+def test_what_cannot_be_told_of_a_loss_is_not_learned(monkeypatch):
+    from sordina.gradients import removal
+
+    watch = removal.LossWatch(Net(), lambda given: given.sum(1))
+    monkeypatch.setattr(removal, "others_change", lambda *_, **__: None)
+    watch(torch.randn(6, 5))
+    assert not watch.footprints._trails
+
+
 def _once(schedule: Any) -> bool:
     """Due at first, and when somebody says so: no random test comes by."""
     due = schedule.left == 1
@@ -221,6 +309,71 @@ def _once(schedule: Any) -> bool:
 class SimpleWatcher:
     def __init__(self, report: Any) -> None:
         self.report = report
+
+
+# The way back.
+
+
+def back_by(read: Any, how: str) -> nn.Module:
+    """A model that divides gradients by a statistic of the batch, in some way, where ``read`` says so."""
+
+    class Reversed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Tensor) -> Tensor:
+            return hidden.view_as(hidden)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return -gradient / gradient.abs().mean() if read() else -gradient
+
+    class Back(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x))
+            if how == "a layer that turns gradients around":
+                hidden = Reversed.apply(hidden)
+            elif how == "a hook on a tensor" and hidden.requires_grad:
+                hidden.register_hook(lambda gradient: gradient / gradient.norm() if read() else gradient)
+            return self.last(hidden)
+
+    model = Back()
+    if how == "a hook on a module":
+        model.last.register_full_backward_pre_hook(lambda _, given: (given[0] / given[0].norm(),) if read() else given)
+    return model
+
+
+@pytest.mark.parametrize("how", ["a hook on a tensor", "a hook on a module", "a layer that turns gradients around"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_way_back_that_begins_to_mix_is_seen_in_the_step_that_does_it(how, seed):
+    """2.6 times the bound, until a random test."""
+    hidden = [each for each in PLACES if each not in ("a bound method", "a rate of PyTorch's")]
+    read, turn = kept(random.Random(f"{how}{seed}").choice(hidden))
+    refused_when(turn, back_by(read, how))
+
+
+def test_a_way_back_that_changes_but_mixes_nothing_goes_on_and_is_tested_once(monkeypatch):
+    from sordina.gradients import _way_back
+
+    tested, step, tests = [0], [0], _way_back.backward_mixes
+
+    def counted(*args: Any) -> bool | None:
+        tested[0] += 1
+        return tests(*args)
+
+    class Scaled(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x))
+            if hidden.requires_grad:
+                hidden.register_hook(lambda gradient: gradient * 0.5 if step[0] > 4 else gradient)
+            return self.last(hidden)
+
+    monkeypatch.setattr(_way_back, "backward_mixes", counted)
+    model, x = Scaled(), torch.randn(6, 5)
+    with Engine(model) as engine:
+        for step[0] in range(10):
+            engine.record(model(x).square().sum(1)).scalars()
+            quiet(engine)
+            assert tested[0] == 0 or step[0] > 4
+    assert tested[0] in (0, 2)  # none if it runs one sample at a time
 
 
 # Ordinary models that do other work from step to step.

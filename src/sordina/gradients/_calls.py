@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
-from sordina.gradients._arguments import left_alone
+from sordina.gradients._arguments import leaving_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._following import still_apart
@@ -79,6 +79,10 @@ class ModelCall:
     apart: Apart | None = None
     """How to go back, if each sample ran alone."""
     taps: list[Tap] = field(default_factory=list)
+    tested: bool = False
+    """Whether its way back was tested when it was made."""
+    before: Attributes | None = None
+    """The attributes of a model that changes them."""
 
 
 class _Alive:
@@ -127,6 +131,7 @@ class Calls:
         self.switches, self.footprints = Switches(model), Footprints()
         self.stirs: Callable[[], Sequence[Stir]] = list
         """What may be done before a call, and may not matter for it."""
+        self._before: Attributes | None = None
         self._studied = False
         """Whether the structure of this call was learned, or learned again, for it."""
         self._frozen = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -149,13 +154,13 @@ class Calls:
         if LossWatch.checking and not self._running:
             if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
-            return self._muted(_leaving_alone(whole or self.forward, self.parts), *args, **kwargs)
+            return self._muted(leaving_alone(whole or self.forward, self.parts), *args, **kwargs)
         if not self.recorder.listening or self._running:
             run, quiet = whole or self.forward, not self._running and self.recorder.unrecorded
-            run = _leaving_alone(run, self.parts) if quiet else run
+            run = leaving_alone(run, self.parts) if quiet else run
             quiet = quiet and self._alone_somewhere()
             return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
-        self._running, self.run = True, _leaving_alone(whole or self.forward, self.parts)
+        self._running, self.run = True, leaving_alone(whole or self.forward, self.parts)
         self._look_at_switches()
         try:
             with nullcontext() if Following.active is None else followed(None):
@@ -224,6 +229,7 @@ class Calls:
         versions = [tensor._version for tensor in looked_at]
         watched = Snapshot(self.model) if self.removal.due() and rows > 1 else None
         prints = None if watched is None else fingerprint(self.model)
+        self._before = Attributes(self.model) if self.switches.moving else None
         apart, trail = None, None if self.switches.plain else self.footprints.trail()
         if not structure.alone and watched is not None:
             result, structure = self._watched(value, given, structure, rows, watched, trail)
@@ -262,7 +268,8 @@ class Calls:
         self._last = structure
         edges = [None if each.grad_fn is None else GradientEdge(each.grad_fn, each.output_nr) for each in tensors]
         taps, self.recorder.taps = self.recorder.taps, []
-        result = self._kept(ModelCall(value, structure, rows, edges, apart, taps), result)
+        tested = self._studied or (watched is not None and self._went_back)
+        result = self._kept(ModelCall(value, structure, rows, edges, apart, taps, tested, self._before), result)
         if structure.holding or structure.telling or structure.shared or apart is not None:
             telling = structure.telling | (self._told if apart is not None else set())
             withhold_attributes(self.model, structure.holding, telling, value, structure.volatile)
@@ -273,7 +280,7 @@ class Calls:
         """All samples at once; the ``trail`` if something was done for the first time, which must be tested."""
         if trail is None:
             return self.listen(rows, structure.inputs, *value)
-        chance, kept = same_chance(), Attributes(self.model) if self.switches.moving else None
+        chance, kept = same_chance(), self._before
         with followed(trail):
             result = self.listen(rows, structure.inputs, *value)
         if self._studied:
@@ -379,6 +386,14 @@ class Calls:
         finally:
             self.recorder.muted -= 1
 
+    def unheard(self, value: tuple[Any, Any]) -> list[Tensor]:
+        """What the model says, and nobody hears."""
+        self._running = True
+        try:
+            return list(tensors_in([self._muted(self.run, *value[0], **value[1])]))
+        finally:
+            self._running = False
+
     def listen(self, rows: int, dims: Dims, args: Any, kwargs: Any) -> Any:
         """All samples at once, with taps."""
         recorder = self.recorder
@@ -449,21 +464,6 @@ class Calls:
         ):
             raise Mixing(CARRIED.format("model says"))
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
-
-
-def _leaving_alone(run: Callable[..., Any], own: Iterable[Any]) -> Callable[..., Any]:
-    """``run``, after which its arguments are as they were (`left_alone`); most have one tensor."""
-
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or vars(args[0]):
-            return left_alone(run, own, args, kwargs)
-        try:
-            return run(args[0])
-        finally:
-            for name in [name for name in vars(args[0]) if not name.startswith("_sordina")]:
-                delattr(args[0], name)
-
-    return calling
 
 
 def _cut_off(tensor: Tensor) -> Tensor:

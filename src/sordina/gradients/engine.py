@@ -25,6 +25,7 @@ from sordina.gradients._footprints import MOST_TESTS
 from sordina.gradients._hooks import Gathering, Recorder, Tap, hooked, leads_to, loss_graph, untapped, used_outside
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients._tracing import changed, found_in
+from sordina.gradients._way_back import WayBack
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
 from sordina.gradients.losses_apart import check_losses_apart
@@ -95,6 +96,7 @@ class Engine:
             (self._forward, self._called),
         )
         self._calls.stirs = self.stirs
+        self._back = WayBack(self._calls)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""
@@ -297,7 +299,11 @@ class Engine:
             taps += [tap._replace(key=_of_call(tap.key, mark)) for tap in call.taps] if mark else call.taps
             places |= {_of_call(key, mark): place for key, place in structure.taps.items()}
             passed |= {_of_call(key, mark) for key in structure.passed} if same else set()
-        return terms_of(losses, taps, places, passed, self._parameters, self._names, units, rows_per_unit)
+        trail = self._back.trail()
+        found = terms_of(losses, taps, places, passed, self._parameters, self._names, units, rows_per_unit, trail)
+        if trail is not None and trail.whole and self._back.went(trail, calls):
+            self._loss_checks.force()  # the way back through the losses is tested in the next step
+        return found
 
     def _one_by_one(self, losses: Tensor, calls: Sequence[ModelCall], rows_per_unit: int) -> dict[str, Term]:
         """Each sample alone, from the gradients of the model's results on."""

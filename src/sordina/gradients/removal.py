@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordina.errors import InvalidInput
 from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._chance import CASES, WithoutChance
 from sordina.gradients._crowds import company_trials
@@ -99,6 +100,7 @@ def others_change(
     seen: Sequence[Tensor],
     before: Snapshot,
     first: Change | EllipsisType | None = ...,
+    labels: bool = False,
 ) -> bool | None:
     """Whether replacing one sample of ``value``, or taking some away, changes what ``run`` says of another.
 
@@ -115,11 +117,10 @@ def others_change(
         before: The state of the model before it did.
         first: What is tried first, None to take some samples away; left out, chance decides. The next is tried where
             the model takes nothing like it.
+        labels: Whether it changes whole numbers too; chance decides that where it decides what is tried first.
     """
-    numbers = any(dim is not None and is_whole(x) for x, dim in zip(tensors_in([value]), dims, strict=True))
-    choices = (*CHANGES, MOST, None, None, *([COMPANY] if numbers else []))
-    begin = CHANCE.choice(choices) if first is ... else first
-    whole = all_whole(value, dims) or (first is ... and CHANCE.random() < 0.5)
+    begin = CHANCE.choice(_kinds(value, dims)) if first is ... else first
+    whole = labels or all_whole(value, dims) or (first is ... and CHANCE.random() < 0.5)
     for change, also in ((begin, whole), *([(begin, False)] if whole else []), (CHANGES[0], False), (None, False)):
         base, twin, same = _twin(value, dims, places, rows, change, also)
         for gradients in (False, True) if base is value else (True, False):  # what was seen had gradients
@@ -141,6 +142,12 @@ def others_change(
                 except Exception:
                     continue  # it needs gradients inside, or does not take such a row
     return None
+
+
+def _kinds(value: Any, dims: Dims) -> list[Change | None]:
+    """All that is done to samples: None takes some away."""
+    numbers = any(dim is not None and is_whole(x) for x, dim in zip(tensors_in([value]), dims, strict=True))
+    return [*CHANGES, MOST, None, None, *([COMPANY] if numbers else [])]
 
 
 def _twin(
@@ -454,12 +461,13 @@ class LossWatch:
         losses: Callable[[Any], Tensor],
         loss: Any = None,
         stirs: Callable[[], Sequence[Stir]] = list,
+        anew: Callable[[], None] = lambda: None,
     ) -> None:
         """Watch ``losses``, a function of a batch, computed with ``model`` and ``loss``, which may keep a state.
 
-        ``stirs`` gives what may be done before and may not matter.
+        ``stirs`` gives what may be done before and may not matter; ``anew`` has ``losses`` try the loss as at first.
         """
-        self.model, self.losses, self.loss, self.stirs = model, losses, loss, stirs
+        self.model, self.losses, self.loss, self.stirs, self.anew = model, losses, loss, stirs, anew
         self.schedule, self.footprints = RemovalSchedule(), Footprints()
         self._keeps_nothing = loss is None or keeps_nothing(loss)
         while isinstance(loss, partial):
@@ -468,7 +476,11 @@ class LossWatch:
 
     def __call__(self, batch: Any) -> Tensor:
         """The losses of ``batch``; refuses those of which one depends on another sample."""
-        due, trail = self.schedule.due(), None if self._plain else self.footprints.trail()
+        return self._watched(batch, self.schedule.due(), new=False)
+
+    def _watched(self, batch: Any, due: bool, new: bool) -> Tensor:
+        """The losses, tested if it is ``due``; those that do something ``new`` as thoroughly as at the beginning."""
+        trail = None if self._plain else self.footprints.trail()
         before = Snapshot(self.model) if due else None
         kept = KeptState(self.loss) if due else None
         again = None if due or trail is None else self._as_it_is()
@@ -477,12 +489,15 @@ class LossWatch:
         if trail is not None and again is not None and self.footprints.new(trail):
             del losses
             again()
-            self.schedule.force()
-            return self(batch)
+            self.anew()
+            try:
+                return self._watched(batch, due=True, new=True)
+            except InvalidInput as error:
+                raise Mixing(f"{error} No guarantee holds for the steps since this began.") from error
         times = Doubled.times
         if before is not None and kept is not None and losses.dim() == 1 and len(losses) > 1:
-            self._check(batch, losses, before, kept)
-            if trail is not None:
+            told = self._check(batch, losses, before, kept, thorough=new)
+            if trail is not None and told:
                 self.footprints.learn(trail)
             if Doubled.times > times:
                 del losses
@@ -504,7 +519,8 @@ class LossWatch:
 
         return back
 
-    def _check(self, batch: Any, losses: Tensor, before: Snapshot, kept: KeptState) -> None:
+    def _check(self, batch: Any, losses: Tensor, before: Snapshot, kept: KeptState, thorough: bool) -> bool:
+        """Refuse losses that mix; whether it could be told that they do not."""
         rows, after = len(losses), KeptState(self.loss)
 
         def run(value: Any) -> list[Tensor]:
@@ -515,7 +531,12 @@ class LossWatch:
         where = (SamplePlacement(0, True),)
         LossWatch.checking += 1
         try:
-            changes = others_change(self.model, run, batch, dims, where, rows, [losses.detach()], before)
+            kinds: list[Any] = [(..., False)]
+            if thorough:
+                kinds = [(kind, labels) for kind in _kinds(batch, dims) for labels in (False, True)]
+            seen = [losses.detach()]
+            found = [others_change(self.model, run, batch, dims, where, rows, seen, before, *kind) for kind in kinds]
+            changes = True in found
             if not changes:
                 self._check_carried(batch, dims, rows, before, kept)
         finally:
@@ -526,6 +547,7 @@ class LossWatch:
                 "samples mix: without one sample the losses of others change, so no per-sample bound exists, and "
                 f"none holds for the steps since this began. {ADVICE}"
             )
+        return None not in found
 
     def _check_carried(self, batch: Any, dims: Dims, rows: int, before: Snapshot, kept: KeptState) -> None:
         """Single samples are computed before the batch, or others read: its losses may not notice."""

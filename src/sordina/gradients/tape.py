@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients._footprints import Trail, followed
 from sordina.gradients._hooks import Gathering, Tap
 from sordina.gradients._rehearsal import RUN_BACKWARD
 from sordina.gradients.combined_terms import combine
@@ -96,10 +97,11 @@ def terms_of(
     names: Mapping[int, str],
     units: int,
     rows_per_unit: int,
+    trail: Trail | None = None,
 ) -> dict[str, Term]:
     """By parameter the term of all units, from one backward pass; ``places`` says where the samples lie in each tap.
 
-    ``names`` are the names of ``parameters`` by their identity (`names_of`).
+    ``names`` are the names of ``parameters`` by their identity (`names_of`); ``trail`` notes what runs on the way.
     """
     rows = units * rows_per_unit
 
@@ -112,7 +114,7 @@ def terms_of(
 
     usable = [tap for tap in taps if tap.build and places[tap.key] is not None]
     found: dict[str, list[Term]] = {}
-    for parameter, term in gather_terms(losses, usable, passed, build, retain=False):
+    for parameter, term in gather_terms(losses, usable, passed, build, False, trail):
         if (name := names.get(id(parameter))) is not None:
             found.setdefault(name, []).append(term)
     return {
@@ -120,30 +122,44 @@ def terms_of(
     }
 
 
-def gradients(losses: Tensor, edges: Sequence[GradientEdge], retain: bool) -> Sequence[Tensor | None]:
-    """What `torch.autograd.grad` says of the sum of the losses at some edges."""
+def gradients(
+    losses: Tensor, edges: Sequence[GradientEdge], retain: bool, trail: Trail | None = None
+) -> Sequence[Tensor | None]:
+    """What `torch.autograd.grad` says of the sum of the losses at some edges; what runs is noted in ``trail``."""
     ones = torch.ones_like(losses)
     if RUN_BACKWARD is None:
         asked: list[Any] = list(edges)
         return torch.autograd.grad(losses, asked, ones, retain_graph=retain, allow_unused=True)
-    found: Sequence[Tensor | None] = RUN_BACKWARD(
-        (losses,), (ones,), retain, False, tuple(edges), allow_unreachable=True, accumulate_grad=False
-    )
+    with _AS_IT_IS if trail is None else followed(trail):
+        found: Sequence[Tensor | None] = RUN_BACKWARD(
+            (losses,), (ones,), retain, False, tuple(edges), allow_unreachable=True, accumulate_grad=False
+        )
     return found
 
 
+_unfollowed: Any = torch._C.DisableTorchFunction
+"""Within it no function is told to anybody: terms are built on the way back, and are no work of the model."""
+
+
 def gather_terms(
-    losses: Tensor, taps: list[Tap], passed: Collection[tuple[str, int]], build: Builder, retain: bool
+    losses: Tensor,
+    taps: list[Tap],
+    passed: Collection[tuple[str, int]],
+    build: Builder,
+    retain: bool,
+    trail: Trail | None = None,
 ) -> list[tuple[Tensor, Term]]:
     """The parameters' terms from one backward pass; empties ``taps``."""
     found: list[tuple[Tensor, Term]] = []
     asked: list[Tap] = []
     waiting: dict[int, Tap] = {}
+    unfollowed: Any = nullcontext if trail is None else _unfollowed
 
     def hear(place: int, gradients: tuple[Tensor | None, ...]) -> None:
         tap = waiting.pop(place, None)
         if tap is not None and (gradient := gradients[tap.edge.output_nr]) is not None:
-            found.extend(build(tap, gradient))
+            with unfollowed():
+                found.extend(build(tap, gradient))
 
     for place, tap in enumerate(taps):
         if tap.key in passed:
@@ -157,7 +173,7 @@ def gather_terms(
             raise Unsupported(CHANGED)
         return found
     with Gathering():
-        answers = gradients(losses, [tap.edge for tap in asked], retain)
+        answers = gradients(losses, [tap.edge for tap in asked], retain, trail)
     for tap, gradient in zip(asked, answers, strict=True):
         if gradient is not None:
             found.extend(build(tap, gradient))

@@ -21,6 +21,7 @@ from sordina._renamed import renamed
 from sordina.errors import InvalidInput, SordinaError
 from sordina.gradients import Engine
 from sordina.gradients._following import TOGETHER
+from sordina.gradients._footprints import followed
 from sordina.gradients._kept_state import COUNTERS, KeptState, keeps_nothing
 from sordina.gradients._rehearsal import Attributes, Dims, aside, check_parameters, fingerprint, part
 from sordina.gradients._tracing import changed, tensors_in
@@ -81,6 +82,10 @@ class PerSample:
             raise LossTrials(self.loss, (output, target), (0, 0), True).refusal()
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
+    def anew(self) -> None:
+        """Try the loss again as it is now: it does something that it never did; but what runs apart stays so."""
+        self._tried = {kind: rows for kind, rows in self._tried.items() if kind in self._apart}
+
     @property
     def waiting(self) -> bool:
         """Whether arguments were seen of which one size of a batch does not tell which have rows of samples."""
@@ -120,6 +125,10 @@ class PerSample:
 
     def _try(self, kind: Any, pair: tuple[Any, Any], dims: Dims, rows: int, plain: bool) -> None:
         """Refuse a loss that mixes samples, or remembers them; and find out whether it must run on one at a time."""
+        with followed(None):  # trials are nothing that the loss does by itself
+            self._try_unfollowed(kind, pair, dims, rows, plain)
+
+    def _try_unfollowed(self, kind: Any, pair: tuple[Any, Any], dims: Dims, rows: int, plain: bool) -> None:
         if self._stateful is not None and not LossWatch.checking and self._stateful[1].due():
             self._refuse_memory(self._stateful[0].at_present())
             if kind not in self._apart and self._stateful[0].brought_together().startswith(TOGETHER):

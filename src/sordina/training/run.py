@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import sordina
 from sordina.accounting import Account, Event, to_dict
 from sordina.errors import InvalidInput, Unsupported
+from sordina.gradients._footprints import followed
 from sordina.gradients._rehearsal import changed_words
 from sordina.plan import Plan, event_of, spent
 from sordina.privacy import Guarantee, delta_warning
@@ -376,7 +377,9 @@ class HeldWeights:
 
     def hold(self) -> None:
         """From now on."""
-        self._before = self._now() if self._before is None else self._before
+        if self._before is None:
+            with followed(None):  # a model is called, or a loss: this is no work of theirs
+                self._before = self._now()
 
     def drop(self) -> None:
         """From now on they may change."""

@@ -548,7 +548,7 @@ class Trainer:
         private.kept = silent.kept
         watched: LossWatch | Callable[[Any], Tensor] = self._losses
         if plan.private:
-            watched = LossWatch(self.model, silent, loss, private.stirs)
+            watched = LossWatch(self.model, silent, loss, private.stirs, self._each_loss.anew)
             private.tested.append(watched.schedule)
         for batch in private:
             silent.step(private, batch, watched(batch))
