@@ -101,6 +101,8 @@ class Judge:
     rounding: float = 1e-8
     """By how much, relative to its length, a gradient in double precision may be off."""
     seed: int = 0
+    untried: Losses | None = None
+    """The same losses without the trials of `per_sample`, which cost time and say nothing of the truth."""
     worst: float = 0.0
     loose: float = 1.0
     mixes: bool = False
@@ -214,7 +216,7 @@ class Judge:
     def _truth(self, units: Sequence[int]) -> Truth | None:
         """Gradients of each unit on its own; None if the model cannot take a single row (batch norm)."""
         try:
-            return Truth.of(self.model, self.losses, self.batch, units, self.rows_per_unit)
+            return Truth.of(self.model, self.untried or self.losses, self.batch, units, self.rows_per_unit)
         except Exception:
             return None
 
@@ -222,7 +224,7 @@ class Judge:
         """Whether in company the loss or the gradient of a unit is another one than alone."""
         rows = rows_of(units, self.rows_per_unit)
         model = _double(self.model)
-        losses = self.losses(model, take(_doubled(self.batch), rows)).view(len(units), -1).sum(1)
+        losses = (self.untried or self.losses)(model, take(_doubled(self.batch), rows)).view(len(units), -1).sum(1)
         for place, unit in enumerate(units):
             gradient = _gradient(model, losses[place])
             if not _near(losses[place].detach(), truth.losses[unit], 1e-7):
@@ -239,7 +241,8 @@ class Judge:
             vectors = list(truth.vectors.values())
         else:
             model = _double(self.model)
-            losses = self.losses(model, take(_doubled(self.batch), rows_of(units, self.rows_per_unit)))
+            rows = rows_of(units, self.rows_per_unit)
+            losses = (self.untried or self.losses)(model, take(_doubled(self.batch), rows))
             vectors = [_gradient(model, loss) for loss in losses.view(len(units), -1).sum(1)]
         norms = torch.stack([vector.norm() for vector in vectors])
         norms = norms[norms.isfinite() & (norms > NEGLIGIBLE) & (norms < 1e30)]
@@ -486,15 +489,19 @@ def judge(
     planted: bool = False,
     before: Callable[[nn.Module], None] | None = None,
     rounding: float = 1e-8,
+    untried: Losses | None = None,
 ) -> Verdict:
     """Hold the engine on a copy of ``model`` against brute force; add the feature width to ``sizes`` where it matters.
 
     A model that is known to mix (``planted``) has no truth to be held against, only its sensitivity. It
     should be tried on two records or more: alone, no record mixes. ``before`` changes the parameters in place for a
     first batch, as training does: gates that are still shut, heads that are still zero. A gradient in double precision
-    may be off by ``rounding`` of its length.
+    may be off by ``rounding`` of its length. ``untried`` are the losses for the oracle.
     """
-    judged = Judge(model, losses, batch, clipping, rows_per_unit, microbatch, all_records, planted, before, rounding)
+    judged = Judge(
+        model, losses, batch, clipping, rows_per_unit, microbatch, all_records, planted, before, rounding,
+        untried=untried,
+    )  # fmt: skip
     return judged.verdict(sizes)
 
 

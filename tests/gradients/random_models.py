@@ -226,9 +226,13 @@ def scaled(x: Tensor, scale: str, g: torch.Generator) -> Tensor:
     return x
 
 
-def losses(program: Program) -> brute_force.Losses:
+def losses(program: Program, tried: bool = True) -> brute_force.Losses:
     """One loss per row, from the model and a batch (x, y), by way of the function that a Trainer gives its loss to."""
-    loss = per_sample(lambda out, y: _mixed(program.loss, _each(program.loss, out, y), out, y))
+
+    def plain(out: Tensor, y: Tensor) -> Tensor:
+        return _mixed(program.loss, _each(program.loss, out, y), out, y)
+
+    loss: Any = per_sample(plain) if tried else plain
 
     def of(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, y = batch
@@ -324,6 +328,7 @@ def _tried(program: Program, rounding: float = 1e-8) -> Verdict:
             planted=program.planted,
             before=shut if program.opening else None,
             rounding=rounding,
+            untried=losses(program, tried=False),
         )
 
 
