@@ -46,26 +46,6 @@ def left_alone(run: Callable[..., Any], own: Iterable[Any], args: Any, kwargs: A
             kept.restore()
 
 
-def leaving_alone(run: Callable[..., Any], own: Iterable[Any]) -> Callable[..., Any]:
-    """``run``, after which its arguments are as they were (`left_alone`); most have one tensor.
-
-    Args:
-        run: A model's forward pass.
-        own: Objects that are looked after elsewhere.
-    """
-
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or vars(args[0]):
-            return left_alone(run, own, args, kwargs)
-        try:
-            return run(args[0])
-        finally:
-            for name in [name for name in vars(args[0]) if not name.startswith("_sordina")]:
-                delattr(args[0], name)
-
-    return calling
-
-
 def _look(value: Any, tensors: list[tuple[Tensor, dict[str, Any]]], objects: list[Any]) -> None:
     """Note tensors, with what was put on them, and objects."""
     if isinstance(value, Tensor):

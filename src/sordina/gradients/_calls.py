@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordina._memory import apart_from_heap
 from sordina.errors import Unsupported
-from sordina.gradients._arguments import leaving_alone
+from sordina.gradients._arguments import left_alone
 from sordina.gradients._asides import Agreement, withhold_attributes, without_asides, without_objects
 from sordina.gradients._carried import CARRIED, Stir, carried
 from sordina.gradients._following import still_apart
 from sordina.gradients._footprints import Following, Footprints, Trail, followed, same_chance
-from sordina.gradients._hooks import Recorder, Tap, again, unwrap, wrap
+from sordina.gradients._hooks import Recorder, again, unwrap, wrap
 from sordina.gradients._kept_state import COUNTERS, KeptState
 from sordina.gradients._operations import FreeParameters
 from sordina.gradients._reads import Reads
@@ -39,6 +39,7 @@ from sordina.gradients._rehearsal import (
 from sordina.gradients._study import Study
 from sordina.gradients._switches import Switches
 from sordina.gradients._tracing import Tracer, changed, found_in, tensors_in
+from sordina.gradients._way_back import ModelCall
 from sordina.gradients._ways import BEGAN, Ways
 from sordina.gradients.checks import check
 from sordina.gradients.layers import Fold, Rule, rule_for
@@ -65,24 +66,6 @@ FOLLOWED = 0.25
 """How often operations are followed again at a removal test."""
 STUDY_FIRST = 128
 """How many lie, on average, before the second look."""
-
-
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class ModelCall:
-    """One call of the model, as far as a record needs it."""
-
-    value: tuple[Any, Any]
-    structure: Structure
-    rows: int
-    edges: list[GradientEdge | None]
-    """Where the tensors of the result lie in the graph."""
-    apart: Apart | None = None
-    """How to go back, if each sample ran alone."""
-    taps: list[Tap] = field(default_factory=list)
-    tested: bool = False
-    """Whether its way back was tested when it was made."""
-    before: Attributes | None = None
-    """The attributes of a model that changes them."""
 
 
 class _Alive:
@@ -154,13 +137,13 @@ class Calls:
         if LossWatch.checking and not self._running:
             if self._last is not None and self._last.alone:
                 return self._again((args, kwargs), self._last)
-            return self._muted(leaving_alone(whole or self.forward, self.parts), *args, **kwargs)
+            return self._muted(_leaving_alone(whole or self.forward, self.parts), *args, **kwargs)
         if not self.recorder.listening or self._running:
             run, quiet = whole or self.forward, not self._running and self.recorder.unrecorded
-            run = leaving_alone(run, self.parts) if quiet else run
+            run = _leaving_alone(run, self.parts) if quiet else run
             quiet = quiet and self._alone_somewhere()
             return self._without_gradients((args, kwargs), run) if quiet else run(*args, **kwargs)
-        self._running, self.run = True, leaving_alone(whole or self.forward, self.parts)
+        self._running, self.run = True, _leaving_alone(whole or self.forward, self.parts)
         self._look_at_switches()
         try:
             with nullcontext() if Following.active is None else followed(None):
@@ -464,6 +447,21 @@ class Calls:
         ):
             raise Mixing(CARRIED.format("model says"))
         return "" if mixes is False or structure.alone else "whether samples stay apart cannot be tested on this batch"
+
+
+def _leaving_alone(run: Callable[..., Any], own: Iterable[Any]) -> Callable[..., Any]:
+    """``run``, after which its arguments are as they were (`left_alone`); most have one tensor."""
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or vars(args[0]):
+            return left_alone(run, own, args, kwargs)
+        try:
+            return run(args[0])
+        finally:
+            for name in [name for name in vars(args[0]) if not name.startswith("_sordina")]:
+                delattr(args[0], name)
+
+    return calling
 
 
 def _cut_off(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from sordina.gradients.layout import Fold
 from sordina.gradients.terms import Term
 
 if TYPE_CHECKING:
-    from sordina.gradients._calls import ModelCall
+    from sordina.gradients._way_back import ModelCall
 
 # Another forward pass for one module, without a trace in what is copied, saved or left behind.
 #

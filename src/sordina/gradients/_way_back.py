@@ -8,19 +8,42 @@ some samples alone (`backward_mixes`), before anything is said of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd.graph import GradientEdge
 
 from sordina.gradients._footprints import Footprints, Trail, followed
-from sordina.gradients._rehearsal import Snapshot
+from sordina.gradients._hooks import Tap
+from sordina.gradients._rehearsal import Attributes, Snapshot
 from sordina.gradients._tracing import changed
+from sordina.gradients.one_by_one import Apart
 from sordina.gradients.removal import backward_mixes
-from sordina.gradients.structure import ADVICE, Mixing
+from sordina.gradients.structure import ADVICE, Mixing, Structure
 
 if TYPE_CHECKING:
-    from sordina.gradients._calls import Calls, ModelCall
+    from sordina.gradients._calls import Calls
 
 _TIMES, _UNTOLD = 2, 4
 """How often it is tested, and how often tried where it cannot be told."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class ModelCall:
+    """One call of the model, as far as the way back needs it."""
+
+    value: tuple[Any, Any]
+    structure: Structure
+    rows: int
+    edges: list[GradientEdge | None]
+    """Where the tensors of the result lie in the graph."""
+    apart: Apart | None = None
+    """How to go back, if each sample ran alone."""
+    taps: list[Tap] = field(default_factory=list)
+    tested: bool = False
+    """Whether its way back was tested when it was made."""
+    before: Attributes | None = None
+    """The attributes of a model that changes them."""
 
 
 class WayBack:
@@ -28,10 +51,6 @@ class WayBack:
 
     def __init__(self, calls: Calls) -> None:
         self.calls, self.footprints = calls, Footprints()
-
-    def trail(self) -> Trail | None:
-        """Of a way back that begins; PyTorch's own modules without hooks do nothing there that could be switched."""
-        return None if self.calls.switches.plain else self.footprints.trail()
 
     def went(self, trail: Trail, made: Sequence[ModelCall]) -> bool:
         """Refuse calls that mix on their way back; whether this one was new.

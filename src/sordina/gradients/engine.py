@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from sordina._memory import apart_from_heap
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients._asides import WithheldObject
-from sordina.gradients._calls import ModelCall, install, remove
+from sordina.gradients._calls import install, remove
 from sordina.gradients._footprints import MOST_TESTS
 from sordina.gradients._hooks import Gathering, Recorder, Tap, hooked, leads_to, loss_graph, untapped, used_outside
 from sordina.gradients._rehearsal import Attributes, aside
 from sordina.gradients._tracing import changed, found_in
-from sordina.gradients._way_back import WayBack
+from sordina.gradients._way_back import ModelCall, WayBack
 from sordina.gradients.checks import check
 from sordina.gradients.layout import Layout, Parts, check_same_layout, layouts, trainable, widen
 from sordina.gradients.losses_apart import check_losses_apart
@@ -299,7 +299,8 @@ class Engine:
             taps += [tap._replace(key=_of_call(tap.key, mark)) for tap in call.taps] if mark else call.taps
             places |= {_of_call(key, mark): place for key, place in structure.taps.items()}
             passed |= {_of_call(key, mark) for key in structure.passed} if same else set()
-        trail = self._back.trail()
+        # PyTorch's own modules without hooks do nothing on the way back that could be switched
+        trail = None if self._calls.switches.plain else self._back.footprints.trail()
         found = terms_of(losses, taps, places, passed, self._parameters, self._names, units, rows_per_unit, trail)
         if trail is not None and trail.whole and self._back.went(trail, calls):
             self._loss_checks.force()  # the way back through the losses is tested in the next step

@@ -14,7 +14,7 @@ from sordina.gradients.removal import CHANCE
 from sordina.gradients.structure import Mixing
 
 if TYPE_CHECKING:
-    from sordina.gradients._calls import ModelCall
+    from sordina.gradients._way_back import ModelCall
 
 
 def check_losses_apart(losses: Tensor, calls: Sequence[ModelCall], probes: int = 1) -> None:

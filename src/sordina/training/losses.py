@@ -124,17 +124,18 @@ class PerSample:
         return losses
 
     def _try(self, kind: Any, pair: tuple[Any, Any], dims: Dims, rows: int, plain: bool) -> None:
-        """Refuse a loss that mixes samples, or remembers them; and find out whether it must run on one at a time."""
-        with followed(None):  # trials are nothing that the loss does by itself
-            self._try_unfollowed(kind, pair, dims, rows, plain)
-
-    def _try_unfollowed(self, kind: Any, pair: tuple[Any, Any], dims: Dims, rows: int, plain: bool) -> None:
+        """Refuse a loss that mixes samples, or remembers them; trials are nothing that the loss does by itself."""
         if self._stateful is not None and not LossWatch.checking and self._stateful[1].due():
-            self._refuse_memory(self._stateful[0].at_present())
-            if kind not in self._apart and self._stateful[0].brought_together().startswith(TOGETHER):
-                raise self._stateful[0].refusal()
-        if rows <= self._tried.get(kind, 0):
-            return
+            with followed(None):
+                self._refuse_memory(self._stateful[0].at_present())
+                if kind not in self._apart and self._stateful[0].brought_together().startswith(TOGETHER):
+                    raise self._stateful[0].refusal()
+        if rows > self._tried.get(kind, 0):
+            with followed(None):
+                self._try_new(kind, pair, dims, rows, plain)
+
+    def _try_new(self, kind: Any, pair: tuple[Any, Any], dims: Dims, rows: int, plain: bool) -> None:
+        """Find out whether it must run on one sample at a time, too."""
         trials = LossTrials(self.loss, pair, dims, plain)
         self._refuse_memory(trials)
         found = [trials.apart(count) for count in (FEW, trials.many())]

@@ -8,6 +8,7 @@ import pickle
 import platform
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 import sordina
 from sordina.accounting import Account, Event, to_dict
 from sordina.errors import InvalidInput, Unsupported
-from sordina.gradients._footprints import followed
+from sordina.gradients._footprints import Following, followed
 from sordina.gradients._rehearsal import changed_words
 from sordina.plan import Plan, event_of, spent
 from sordina.privacy import Guarantee, delta_warning
@@ -377,8 +378,8 @@ class HeldWeights:
 
     def hold(self) -> None:
         """From now on."""
-        if self._before is None:
-            with followed(None):  # a model is called, or a loss: this is no work of theirs
+        if self._before is None:  # a model is called, or a loss: this is no work of theirs
+            with nullcontext() if Following.active is None else followed(None):
                 self._before = self._now()
 
     def drop(self) -> None:
