@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 import sordina as sd
 from sordina.gradients.structure import Mixing
+from sordina.training.augmentation import _large
 
 X = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -166,3 +167,13 @@ def test_what_nobody_reads_and_counts_are_no_reason_to_refuse():
     assert items.cache
     assert shaking.last != 1
     assert model.steps
+
+
+def test_what_reads_is_put_back_but_for_the_data_which_would_take_longer_than_a_step():
+    items = Items()
+    items.rows, items.table = [(row, 1) for row in X.repeat(3, 1)], torch.zeros(300, 300)
+    items.recent, items.cache = [X[0]], dict.fromkeys(range(1000))
+    found = {id(each) for each in _large(Subset(ConcatDataset([items, items]), range(100)))}
+    assert {id(each) for each in (items.rows, items.table, items.cache)} <= found
+    assert id(items.recent) not in found
+    assert id(items) not in found

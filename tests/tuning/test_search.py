@@ -43,6 +43,11 @@ def test_25_runs_at_epsilon_3_cost_at_most_3_end_to_end(tmp_path, train, held_ou
     assert found.configuration in space.configurations()
 
 
+def test_a_space_that_is_none_is_told_what_one_is(train, held_out):
+    with pytest.raises(InvalidInput, match=r"Grid.*not as a dict"):
+        search({"rho": (0.1, 1.0)}).fit(train, held_out)
+
+
 @pytest.mark.parametrize("make", [mlp, conv])
 def test_private_selection_leaves_no_score_behind(tmp_path, train, held_out, make):
     found = search(make=make, method="composition", folder=tmp_path / "s").fit(train, held_out)

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -101,7 +103,8 @@ def readings(rows: Rows, augment: Augmentation | None) -> list[Callable[[], Any]
     """
     if isinstance(rows.source, tuple) and augment is None:
         return []
-    kept = KeptState([None if isinstance(rows.source, tuple) else rows.source, rows.collate, augment])
+    source = None if isinstance(rows.source, tuple) else rows.source
+    kept = KeptState([source, rows.collate, augment], others=_large(source))
 
     def read(*indices: int) -> None:
         kept.restore()
@@ -115,6 +118,30 @@ def readings(rows: Rows, augment: Augmentation | None) -> list[Callable[[], Any]
 
 _READ, _TOGETHER = 4, 32
 """So many rows are read one by one, and so many at once."""
+_LARGE = 256
+"""Containers of more things, and tensors of so many times as many numbers, hold the data, or a cache of it."""
+
+
+def _large(source: Any) -> Iterator[Any]:
+    """What of a data set is too large to be put back whenever a row is read."""
+    todo, seen = [source], set[int]()
+    while todo:
+        holder = todo.pop()
+        within = holder if isinstance(holder, (list, tuple)) else getattr(holder, "__dict__", {}).values()
+        for value in within:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+                if len(value) > _LARGE:
+                    yield value
+                elif isinstance(value, (list, tuple)):
+                    todo.append(value)
+            elif isinstance(value, (Tensor, np.ndarray)):
+                if math.prod(value.shape) > _LARGE**2:
+                    yield value
+            elif isinstance(value, Dataset):
+                todo.append(value)
 
 
 def _changed(inputs: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:

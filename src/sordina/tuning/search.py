@@ -251,6 +251,11 @@ class Search:
         for name in ("seeds", "workers", "validate_every", "patience"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
+        if not hasattr(self.space, "configurations"):
+            raise InvalidInput(
+                f"space says which configurations to try, as Grid({{'C': [0.1, 1.0]}}) or Random(...), not as a "
+                f"{type(self.space).__name__}."
+            )
         if self.space.runs * self.seeds > MOST_RUNS:
             raise InvalidInput(f"a search has at most {MOST_RUNS} runs, not {self.space.runs} times {self.seeds}.")
         if self.seed is not None:
