@@ -10,8 +10,8 @@ from sordina import tuning
 from sordina.accounting import Composed, from_dict
 from sordina.errors import BudgetRefused, InvalidInput
 from sordina.tuning import Grid, Random, Search
-from sordina.tuning.runner import Best, Diverging
 from sordina.tuning.space import Between
+from sordina.tuning.watchers import Behind, Best, Diverging
 
 BUDGET = sd.Budget(3, 1e-5)
 RHO = Grid({"rho": (0.1, 1.0, 10.0)})
@@ -181,6 +181,47 @@ class TestStopping:
             best.report({"step": 3, "validation": {"accuracy": 0.59}})
         assert (best.value, best.step, best.stopped) == (0.6, 1, True)
 
+    def test_a_run_behind_half_of_the_others_at_the_same_step_is_ended(self, tmp_path):
+        def leave(number, scores, inside=""):
+            folder = tmp_path / f"{number:04d}" / inside
+            folder.mkdir(parents=True)
+            lines = [{"step": 10 * step, "validation": {"accuracy": one}} for step, one in enumerate(scores, 1)]
+            (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [{"step": 1}, *lines])) + '\n{"torn')
+
+        for number, second in enumerate((0.5, 0.6, 0.7)):
+            leave(number, (0.1, second))
+        leave(3, (0.9, 0.4, 0.4), inside="training")  # goes on; its best score at step 20 is 0.9
+        leave(4, (0.99,))  # ended early: says nothing of step 20
+        leave(5, (0.65,))
+        mine = Behind(tmp_path / "0005", 0.5)
+        mine.report({"step": 20, "loss": 1.0})
+        mine.report({"step": 20, "validation": {"accuracy": 0.3}})  # 0.65 at its best: ahead of two of four
+        assert not mine.stopped
+        other = Behind(tmp_path / "0006", 0.5)
+        with pytest.raises(sd.training.StopTraining):
+            other.report({"step": 20, "validation": {"accuracy": 0.55}})
+        assert other.stopped
+        Behind(tmp_path / "0007", 0.8).report({"step": 20, "validation": {"accuracy": 0.55}})
+        Behind(tmp_path / "0008", 0.5).report({"step": 30, "validation": {"accuracy": 0.0}})  # one other came so far
+
+    @pytest.mark.parametrize("make", [conv, mlp])  # one by one, and stacked
+    def test_a_pruned_search_pays_for_all_and_chooses_the_same(self, tmp_path, train, held_out, make):
+        space = Grid({"rho": (0.001, 0.01, 0.03, 0.1, 0.3, 1.0), "C": (1.0,)})
+
+        def found(**changes):
+            return search(
+                space, make, strategy="fixed-threshold", selection="public", metric="log_loss", validate_every=2,
+                seed=3, **changes
+            ).fit(train, held_out)  # fmt: skip
+
+        whole, pruned = found(method="composition"), found(prune=0.5, folder=tmp_path / "s")
+        ended = [run for run in pruned.runs if run.stopped]
+        assert {run.stopped for run in ended} == {"behind the others"}
+        assert 1 <= len(ended) <= 5
+        assert all(from_dict(run.event).count == STEPS for run in pruned.runs)
+        assert pruned.guarantee.epsilon == whole.guarantee.epsilon
+        assert pruned.configuration == whole.configuration == {"rho": 1.0, "C": 1.0}
+
     def test_best_remembers_across_a_kill(self, tmp_path):
         model = torch.nn.Linear(1, 1)
         Best(model, tmp_path / "best.pt").report({"step": 4, "validation": {"loss": 0.2}})
@@ -213,6 +254,9 @@ class TestStopping:
         ({"seeds": 0}, "at least 1"),
         ({"workers": 0}, "at least 1"),
         ({"patience": 3}, "does not reveal"),
+        ({"prune": 0.5}, "does not reveal"),
+        ({"prune": 1.0, "selection": "public"}, "between 0 and 1"),
+        ({"prune": 0.5, "selection": "public", "method": "random-stopping"}, "each run by itself"),
         ({"dataset_budget": "people"}, "go together"),
         ({"method": "hope"}, "no search method"),
     ],

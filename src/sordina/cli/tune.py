@@ -48,6 +48,10 @@ class SearchOptions:
     patience: Annotated[int | None, typer.Option(help="End runs after this many validations without improvement.")] = (
         None
     )
+    prune: Annotated[
+        float | None,
+        typer.Option(help="End runs that are behind this share of the others at the same step (0.5: the median)."),
+    ] = None
     workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None
 
 
@@ -125,7 +129,7 @@ def tune(
     plan = ComparisonPlan(
         task, search.strategy or ["online"], search.epsilon or [3.0], search.delta, search.granularity, search.runs,
         selection=chosen, method=search.method, seeds=search.seeds, seed=tuned.seed,
-        validate_every=search.validate_every, patience=search.patience,
+        validate_every=search.validate_every, patience=search.patience, prune=search.prune,
         workers=cores() if search.workers is None else search.workers,
     )  # fmt: skip
     found = compare(
@@ -156,7 +160,7 @@ def _tune_file(
 
     refused = stated(
         search, "strategy", "granularity", "runs", "seeds", "selection", "method", "validate_every", "patience",
-        "workers",
+        "prune", "workers",
     )  # fmt: skip
     refused += stated(tuned, "batch_size", "epochs", "rows", *_TECHNIQUES) + stated(run, "resume")
     schema = stated_schema(source, file.schema, "tune", refused)

@@ -48,9 +48,10 @@ def search_table(job: Job) -> ExperimentFindings:
     )  # fmt: skip
     plan = ComparisonPlan(
         task, given["strategies"], given["epsilons"], given["delta"], given["granularity"],
-        cells=given.get("cells", {}), selection=Selection(SelectionKind.TEST_SET), method="composition",
-        seeds=given["seeds"],
-        seed=given.get("seed", 0), validate_every=given["validate_every"], workers=job.workers,
+        cells=given.get("cells", {}), first=given.get("first", {}), selection=Selection(SelectionKind.TEST_SET),
+        method="composition",
+        seeds=given["seeds"], seed=given.get("seed", 0), validate_every=given["validate_every"],
+        prune=given.get("prune"), workers=job.workers,
     )  # fmt: skip
     found = compare(plan, job.folder, resume=job.resume, watch=live_table if job.show else None)
     scale, unit = (100.0, "accuracy, %") if found.entries[0].metric == "accuracy" else (100.0, "MSE x 100")
@@ -119,6 +120,11 @@ def _remarks(job: Job, found: SearchComparison) -> list[str]:
             "Noise is that of the whole grids, but of "
             + ", ".join(named(name).title for name in given["cells"])
             + " only the points that the thesis found best, and neighbours, were trained."
+        )
+    if given.get("prune") is not None:
+        remarks.append(
+            f"Runs that were behind {given['prune']:.0%} of the others at the same validation were ended there; they "
+            "are paid for in full. Searches begin at points that the thesis, or runs before, found good."
         )
     if job.scale == "smoke":
         remarks.append("Smoke: shows that everything runs; these numbers mean nothing.")

@@ -31,10 +31,11 @@ from sordina.training.recipe import TrainingRecipe
 from sordina.tuning import runner
 from sordina.tuning.outcome import Outcome
 from sordina.tuning.plan import PLAN, STOPPING
-from sordina.tuning.runner import TRAINING, finished
+from sordina.tuning.runner import finished
 from sordina.tuning.search import Search, Watch
 from sordina.tuning.selection import Selection, SelectionKind, metric_of
-from sordina.tuning.space import STRATEGIES, PartOfGrid, Space, named, spanning
+from sordina.tuning.space import STRATEGIES, GridFrom, PartOfGrid, Space, named, spanning
+from sordina.tuning.watchers import TRAINING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -359,20 +360,27 @@ class ComparisonPlan:
     """Random search with this many runs over the ranges of the grid; by default the grid itself."""
     cells: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     """By strategy: the only points of its grid to try, though all are paid for (see `PartOfGrid`)."""
+    first: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """By strategy: the points of its grid to begin with (see `GridFrom`)."""
     selection: Selection = field(default_factory=Selection)
     method: str | None = None
     seeds: int = 1
     seed: int | None = None
     validate_every: int | None = None
     patience: int | None = None
+    prune: float | None = None
     workers: int = 1
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is done, as plain data."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         del plain["workers"]
+        for name in ("prune", "first"):
+            if not plain[name]:
+                del plain[name]
         return plain | {
             "task": self.task.facts(), "selection": repr(self.selection), "cells": repr(self.cells),
+            **({"first": repr(self.first)} if self.first else {}),
             "strategies": list(self.strategies), "epsilons": [repr(one) for one in self.epsilons],
             **({} if self.selection.metric is None else {"metric": self.selection.metric}),
         }  # fmt: skip
@@ -383,7 +391,7 @@ class ComparisonPlan:
             self.space(strategy), self.task.trainer, Budget(epsilon, self.delta), strategy=strategy,
             selection=replace(self.selection, bound=self.task.bound), method=self.method, seeds=self.seeds,
             seed=self.seed, workers=self.workers, folder=folder, validate_every=self.validate_every,
-            patience=self.patience,
+            patience=self.patience, prune=self.prune,
         )  # fmt: skip
 
     def space(self, strategy: str) -> Space:
@@ -391,6 +399,8 @@ class ComparisonPlan:
         grid = named(strategy).grid(self.granularity)
         if strategy in self.cells:
             return PartOfGrid(grid, self.cells[strategy])
+        if strategy in self.first:
+            return GridFrom(grid, self.first[strategy])
         return grid if self.runs is None or not grid.axes else spanning(grid.axes, self.runs)
 
 

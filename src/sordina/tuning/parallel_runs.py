@@ -29,7 +29,8 @@ from sordina.training import MetricsFile, Private, StopTraining, Trainer, evalua
 from sordina.training.batches import inputs_and_target
 from sordina.training.losses import Loss, per_sample, row_by_row
 from sordina.training.trainer import REPORTS
-from sordina.tuning.runner import FAILED, Best, Brief, Diverging, RunOrder, leave, perform
+from sordina.tuning.runner import FAILED, Brief, RunOrder, leave, perform
+from sordina.tuning.watchers import Watchers
 
 # Several small networks trained as one batched computation: one forward and one backward pass for all of them.
 #
@@ -89,8 +90,7 @@ class _Member:
     order: RunOrder
     trainer: Trainer
     private: Private
-    best: Best
-    diverging: Diverging
+    watchers: Watchers
     metrics: MetricsFile
     batches: Iterator[Any]
     stopped: str | None = None
@@ -126,7 +126,7 @@ def perform_together(brief: Brief, orders: Sequence[RunOrder], train: Any, valid
     for member in members:
         if member.private.average is not None:
             member.private.average.adopt()
-        leave(brief, member.order, member.trainer, member.private.plan.event(), member.best, member.stopped)
+        leave(brief, member.order, member.trainer, member.private.plan.event(), member.watchers.best, member.stopped)
 
 
 def _member(brief: Brief, order: RunOrder, train: Any) -> _Member:
@@ -137,11 +137,8 @@ def _member(brief: Brief, order: RunOrder, train: Any) -> _Member:
     private.journal = Journal.open(folder / "journal.jsonl")
     if private.releasable:
         private.book_lost(private.journal.claimed)
-    best = Best(trainer.model, folder / "best.pt", brief.patience, brief.selection.metric)
-    return _Member(
-        order, trainer, private, best, Diverging(trainer.model),
-        MetricsFile(folder / "metrics.jsonl"), iter(private),
-    )  # fmt: skip
+    watchers = brief.watchers(order, trainer.model)
+    return _Member(order, trainer, private, watchers, MetricsFile(folder / "metrics.jsonl"), iter(private))
 
 
 def _step(stack: LinearStack, members: Sequence[_Member], active: Sequence[tuple[_Member, Any]], loss: Loss) -> None:
@@ -166,10 +163,10 @@ def _watch(brief: Brief, member: _Member, validation: Any) -> None:
             if validate:
                 entry["validation"] = evaluate(member.trainer.model, member.trainer.loss, validation)
             member.metrics.report(entry)
-            member.best.report(entry)
-            member.diverging.report(entry)
+            for watcher in member.watchers:
+                watcher.report(entry)
     except StopTraining:
-        member.stopped = "diverged" if member.diverging.stopped else "no longer improving"
+        member.stopped = member.watchers.stopped
         private.book(steps)
 
 

@@ -1,4 +1,4 @@
-"""One run of a search: from an order to a trained model on disk, what ends it early, and what stays secret."""
+"""One run of a search: from an order to a trained model on disk, and what stays secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,12 @@ from sordina.accounting import Event, to_dict
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.privacy import Budget
 from sordina.run_folder import JOURNAL, METRICS, MODEL, RESULT, RunFolder, read_json
-from sordina.training import StopTraining, Trainer
-from sordina.training.learning_rates import typical_size
+from sordina.training import Trainer
 from sordina.training.run_keeper import RARELY
 from sordina.tuning.chosen_schedule import ChosenSchedule, configured
-from sordina.tuning.selection import Selection, better, metric_of
+from sordina.tuning.selection import Selection
 from sordina.tuning.space import Configuration, Fields, fields_of
+from sordina.tuning.watchers import BEST, TRAINING, Best, Watchers
 
 # What a search that stops at random keeps to itself: how many runs there were, and which of them won.
 #
@@ -130,84 +129,6 @@ def silence() -> Iterator[None]:
         logging.disable(before)
 
 
-# What ends a run early, or remembers its best moment: watchers that look at released weights and exact public scores.
-#
-# Weights after a private step are released values, so stopping on them is post-processing. Nothing is given back for
-# the steps left out (see `sordina.training.StopTraining`): early stopping saves time, not budget. Validation scores are
-# looked at only where the selection is exact anyway; under private selection they would be a query of their own.
-
-LARGE, GROWTH = 10.0, 100.0
-
-
-class _Watcher:
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-class Diverging(_Watcher):
-    """Ends a run whose weights have left every reasonable scale.
-
-    That is, their root mean square is not a number, or beyond both 10 and 100 times where it began. Noise alone brings
-    a run there within a few steps when rate and threshold are both large, and no gradient brings it back.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._limit = max(LARGE, GROWTH * typical_size(model))
-        self.stopped = False
-
-    def report(self, entry: dict[str, Any]) -> None:
-        """Look at the weights."""
-        if not typical_size(self._model) <= self._limit:
-            self.stopped = True
-            raise StopTraining
-
-
-class Best(_Watcher):
-    """Remembers the weights with the best exact score; with ``patience``, ends a run that stopped improving.
-
-    ``metric`` counts (`sordina.tuning.selection`); left out, accuracy where there is one, the mean loss otherwise.
-    What it remembers is in the file ``path``, so that a run that was killed remembers it too.
-    """
-
-    def __init__(self, model: nn.Module, path: Path, patience: int | None = None, metric: str | None = None) -> None:
-        self._model, self._path, self._patience, self._wanted = model, path, patience, metric
-        self._since = 0
-        self.metric: str | None = None
-        self.value: float | None = None
-        self.step: int | None = None
-        self.stopped = False
-        if path.exists():
-            saved = torch.load(path, weights_only=True)
-            self.metric, self.value, self.step = saved["metric"], saved["value"], saved["step"]
-
-    def report(self, entry: dict[str, Any]) -> None:
-        """Compare a validation with the best so far."""
-        if "validation" not in entry:
-            return
-        self.metric = metric_of(entry["validation"], self._wanted)
-        value = float(entry["validation"][self.metric])
-        if better(self.metric, value, self.value):
-            self.value, self.step, self._since = value, entry["step"], 0
-            best = {"metric": self.metric, "value": value, "step": self.step, "weights": self._model.state_dict()}
-            private_files.write(self._path, lambda file: torch.save(best, file))
-            return
-        self._since += 1
-        if self._patience is not None and self._since >= self._patience:
-            self.stopped = True
-            raise StopTraining
-
-    def recall(self) -> None:
-        """Put the best weights back into the model."""
-        if self.value is not None:
-            self._model.load_state_dict(torch.load(self._path, weights_only=True)["weights"])
-
-
 # One run of a search: from an order to a trained model on disk.
 #
 # A finished run leaves ``model.pt`` and ``result.json``, the latter last and at once. While it goes on, its training
@@ -218,7 +139,6 @@ class Best(_Watcher):
 
 MakeTrainer = Callable[[int], Trainer]
 """Makes a fresh trainer; the number seeds the first weights. Budget, noise, seed and folder are set by the search."""
-TRAINING, BEST = "training", "best.pt"
 FAILED = "failed: no usable weights"
 
 
@@ -252,10 +172,17 @@ class Brief:
     """Random stopping: nobody may learn which run is which, so a run has all its randomness from its own seed."""
     chosen: ChosenSchedule | None = None
     """Batch size and epochs, where the trainer states none."""
+    prune: float | None = None
+    """The share of the other runs that a run must not be behind (`Behind`)."""
 
     def place(self, order: RunOrder) -> Path:
         """The folder of a run."""
         return self.runs / f"{order.number:04d}"
+
+    def watchers(self, order: RunOrder, model: nn.Module) -> Watchers:
+        """What looks at a run while it goes on."""
+        metric = self.selection.metric
+        return Watchers.of(model, self.place(order), patience=self.patience, prune=self.prune, metric=metric)
 
     def make(self, order: RunOrder) -> Trainer:
         """The trainer of a run."""
@@ -312,22 +239,19 @@ def perform(brief: Brief, order: RunOrder, train: Any, validation: Any) -> None:
     trainer = brief.make(order)
     if brief.secret:
         private_files.remove(folder / BEST)
-    best, diverging = (
-        Best(trainer.model, folder / BEST, brief.patience, brief.selection.metric),
-        Diverging(trainer.model),
-    )
-    trainer = replace(trainer, callbacks=(*trainer.callbacks, best, diverging))
+    watchers = brief.watchers(order, trainer.model)
+    trainer = replace(trainer, callbacks=(*trainer.callbacks, *watchers))
     resume = trainer.folder is not None and (Path(trainer.folder) / JOURNAL).exists()
     try:
         with brief.randomness(order):
             run = trainer.fit(train, validation if brief.selection.exact else None, resume=resume)
         event = run.plan.event() if brief.secret else run.event
-        stopped = "diverged" if diverging.stopped else "no longer improving" if best.stopped else None
+        stopped = watchers.stopped
     except TrainingFailed:  # of released weights
         private = brief.make(order).private(train)  # as it began: what it released before its steps is paid for too
         private.close()
         event, stopped = private.plan.event(), FAILED
-    leave(brief, order, trainer, event, best, stopped)
+    leave(brief, order, trainer, event, watchers.best, stopped)
 
 
 def leave(brief: Brief, order: RunOrder, trainer: Trainer, event: Event, best: Best, stopped: str | None) -> None:

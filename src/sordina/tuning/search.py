@@ -46,7 +46,7 @@ from sordina.tuning.plan import (
 )
 from sordina.tuning.runner import Brief, MakeTrainer, RunOrder, RunResult, finished, trained
 from sordina.tuning.selection import Selection, SelectionKind, better, metric_of, score, selection_of
-from sordina.tuning.space import MOST_RUNS, Configuration, Fields, Space, fields_of
+from sordina.tuning.space import MOST_RUNS, Configuration, Fields, GridFrom, Space, fields_of
 
 # The choice among finished runs. Written to disk before anybody sees it, so that it is drawn once and seen once.
 
@@ -152,6 +152,8 @@ Watch = Callable[[Path], AbstractContextManager[Any]]
 Paid = tuple[Scheme, list[TrainingSchedule]]
 """How a search is paid for, and what each of its runs does."""
 STACKED_AT_MOST = 32
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of it, modulo one, are spread evenly however many there are."""
 _DESCRIBED = ("clipping", "learning_rate", "optimizer", "loss")
 KIND = "tune"
 NOTHING_DRAWN = (
@@ -169,9 +171,10 @@ class Search:
     ``selection`` is "private", "public" or "thesis-test-set", or a `Selection`; ``method`` "composition" or
     "random-stopping", the cheaper one by default. ``seeds`` trains every configuration that many times, and each
     time is paid for, except in the thesis's protocol. A ``seed`` makes all noise repeatable, and the result unfit
-    for release. ``patience`` (exact selection only) ends runs that stopped improving. Of a trainer with
-    ``batch_size=None`` or ``epochs=None`` the search chooses the schedule, once for all runs, for what one run may
-    cost; a configuration may set its own.
+    for release. ``patience`` (exact selection only) ends runs that stopped improving, ``prune`` those that are behind
+    that share of the other runs at the same step; both save time, not budget. Of a trainer with ``batch_size=None`` or
+    ``epochs=None`` the search chooses the schedule, once for all runs, for what one run may cost; a configuration may
+    set its own.
 
     Args:
         space: The configurations to try: a `Grid` or `Random` draws.
@@ -201,6 +204,7 @@ class Search:
     folder: str | Path | None = None
     validate_every: int | None = None
     patience: int | None = None
+    prune: float | None = None
     ledger: Ledger | None = None
     dataset_budget: str | None = None
     watch: Watch | None = None
@@ -260,11 +264,14 @@ class Search:
             raise InvalidInput(f"a search has at most {MOST_RUNS} runs, not {self.space.runs} times {self.seeds}.")
         if self.seed is not None:
             check_seed(self.seed)
-        if self.patience is not None and not selection.exact:
-            raise InvalidInput(
-                "patience looks at validation scores, which private selection does not reveal: leave it out, or "
-                "select on public data."
-            )
+        if self.prune is not None and not 0 < self.prune < 1:
+            raise InvalidInput(f"prune is a share of the other runs, between 0 and 1, got {self.prune:g}.")
+        for name in ("patience", "prune"):
+            if getattr(self, name) is not None and not selection.exact:
+                raise InvalidInput(
+                    f"{name} looks at validation scores, which private selection does not reveal: leave it out, or "
+                    "select on public data."
+                )
         if resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the search to resume: Search(..., folder=...).")
         return selection
@@ -339,9 +346,18 @@ class Search:
         return size if base.users is None else len(base.users)
 
     def _method(self, base: Trainer) -> str | None:
-        """The method asked for; a trainer with watchers of its own shows every run, so all of them are paid for."""
-        if not base.callbacks:
+        """The method asked for; a trainer with watchers of its own shows every run, so all of them are paid for.
+
+        So are runs that end by what others did: the theorem of random stopping is about runs that know nothing of each
+        other.
+        """
+        if not base.callbacks and self.prune is None:
             return self.method
+        if self.method == STOPPING and self.prune is not None:
+            raise Unsupported(
+                "random stopping rests on each run by itself, and prune ends runs by what others did: leave it out, or "
+                "take composition."
+            )
         if self.method == STOPPING:
             raise Unsupported(
                 "random stopping keeps its runs secret, and the trainer's callbacks would see each of them: leave them "
@@ -398,6 +414,7 @@ class Search:
             "patience": self.patience, "trainer": made | described,
             "model": [[list(parameter.shape), parameter.requires_grad] for parameter in base.model.parameters()],
             **({} if selection.metric is None else {"metric": selection.metric}),
+            **({} if self.prune is None else {"prune": self.prune}),
             **({} if base.noise is None else {"noise": repr(base.noise)}),
             **({} if layer is None else {"components": [layer.noise_multiplier, layer.row_norm]}),
         }  # fmt: skip
@@ -408,7 +425,7 @@ class Search:
         brief = Brief(
             self.trainer, self.strategy, self.budget, decision.scheme.noise_multiplier, self.accountant, selection,
             (runner.part(folder.path) if hidden else folder.path) / "runs", self.validate_every, self.patience,
-            secret=hidden, chosen=decision.scheme.chosen,
+            secret=hidden, chosen=decision.scheme.chosen, prune=self.prune,
         )  # fmt: skip
         if hidden or len(decision.orders) < 2 or brief.noise_multiplier == 0:
             return brief
@@ -417,6 +434,9 @@ class Search:
     def _groups(self, brief: Brief, orders: tuple[RunOrder, ...]) -> list[list[RunOrder]]:
         """The runs still to do; those that are worth it together, as many at once as leave every worker a share."""
         left = [order for order in orders if finished(brief.place(order)) is None]
+        if brief.prune is not None:  # good and bad points of a grid in turn, so that there is something to be behind of
+            ahead = self.space.ahead if isinstance(self.space, GridFrom) else []
+            left.sort(key=lambda order: -1 if order.configuration in ahead else order.number * _GOLDEN % 1)
         if not brief.stacked:
             return [[order] for order in left]
         size = max(1, min(STACKED_AT_MOST, -(-len(left) // self.workers)))

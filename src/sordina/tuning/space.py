@@ -120,8 +120,7 @@ class PartOfGrid:
     points: Sequence[Mapping[str, float]]
 
     def __post_init__(self) -> None:
-        if not self.points or any(set(point) != set(self.grid.axes) for point in self.points):
-            raise InvalidInput(f"the points of a part of a grid need values for {', '.join(self.grid.axes)}.")
+        _check_points(self.grid, self.points)
 
     @property
     def runs(self) -> int:
@@ -130,16 +129,61 @@ class PartOfGrid:
 
     def configurations(self, rng: np.random.Generator | None = None) -> list[Configuration]:
         """The chosen points, each once."""
-        chosen = [
-            {name: min(values, key=lambda value: abs(math.log(value / point[name]))) for name, values in axes}
-            for axes, point in ((self.grid.axes.items(), point) for point in self.points)
-        ]
-        return [point for place, point in enumerate(chosen) if point not in chosen[:place]]
+        return _nearest(self.grid, self.points)
 
     def draw(self, rng: np.random.Generator) -> Configuration:
         """One of the chosen points."""
         points = self.configurations()
         return points[int(rng.integers(len(points)))]
+
+
+@dataclass(frozen=True)
+class GridFrom:
+    """All points of ``grid``, the nearest ones to the given ``points`` first.
+
+    For a search that ends runs which are behind the others: what is known from elsewhere to be good goes ahead.
+
+    >>> GridFrom(Grid({"C": (0.1, 1.0, 10.0)}), ({"C": 9.0},)).configurations()
+    [{'C': 10.0}, {'C': 0.1}, {'C': 1.0}]
+    """
+
+    grid: Grid
+    points: Sequence[Mapping[str, float]]
+
+    def __post_init__(self) -> None:
+        _check_points(self.grid, self.points)
+
+    @property
+    def runs(self) -> int:
+        """The number of points of the grid."""
+        return self.grid.runs
+
+    @property
+    def ahead(self) -> list[Configuration]:
+        """The points that are first."""
+        return _nearest(self.grid, self.points)
+
+    def configurations(self, rng: np.random.Generator | None = None) -> list[Configuration]:
+        """All points, each once."""
+        return self.ahead + [point for point in self.grid.configurations(rng) if point not in self.ahead]
+
+    def draw(self, rng: np.random.Generator) -> Configuration:
+        """One of the grid's."""
+        return self.grid.draw(rng)
+
+
+def _check_points(grid: Grid, points: Sequence[Mapping[str, float]]) -> None:
+    if not points or any(set(point) != set(grid.axes) for point in points):
+        raise InvalidInput(f"the points of a grid need values for {', '.join(grid.axes)}.")
+
+
+def _nearest(grid: Grid, points: Sequence[Mapping[str, float]]) -> list[Configuration]:
+    """The points of the grid that are nearest, each once."""
+    chosen = [
+        {name: min(values, key=lambda value: abs(math.log(value / point[name]))) for name, values in axes}
+        for axes, point in ((grid.axes.items(), point) for point in points)
+    ]
+    return [point for place, point in enumerate(chosen) if point not in chosen[:place]]
 
 
 @dataclass(frozen=True)
