@@ -222,6 +222,18 @@ class TestStopping:
         assert pruned.guarantee.epsilon == whole.guarantee.epsilon
         assert pruned.configuration == whole.configuration == {"rho": 1.0, "C": 1.0}
 
+    def test_a_pruned_grid_begins_at_the_points_given(self, tmp_path, train, held_out):
+        axes = Grid({"rho": (0.001, 0.01, 0.1, 1.0), "C": (1.0,)})
+        space = tuning.GridFrom(axes, ({"rho": 0.9, "C": 1.0},))
+        found = search(
+            space, conv, strategy="fixed-threshold", selection="public", metric="log_loss", validate_every=2, seed=3,
+            prune=0.25, folder=tmp_path / "s",
+        ).fit(train, held_out)  # fmt: skip
+        began = {path.parent: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("runs/*/result.json")}
+        first = json.loads((min(began, key=began.get) / "result.json").read_text())
+        assert first["configuration"] == {"rho": 1.0, "C": 1.0} == found.configuration
+        assert first["stopped"] is None
+
     def test_best_remembers_across_a_kill(self, tmp_path):
         model = torch.nn.Linear(1, 1)
         Best(model, tmp_path / "best.pt").report({"step": 4, "validation": {"loss": 0.2}})

@@ -4,7 +4,7 @@ import pytest
 from sordina.clipping import Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, SteadyRate
-from sordina.tuning import STRATEGIES, Between, Grid, Random, log_spaced
+from sordina.tuning import STRATEGIES, Between, Grid, GridFrom, Random, log_spaced
 from sordina.tuning.space import fields_of, named, spanning
 
 
@@ -92,3 +92,28 @@ def test_spanning_keeps_what_is_no_range():
 def test_refusals(make):
     with pytest.raises(InvalidInput):
         make()
+
+
+def test_a_grid_begins_at_the_points_that_are_known_to_be_good():
+    grid = Grid({"C": (0.1, 1.0, 10.0), "mode": ("a", "b")})
+    space = GridFrom(grid, ({"C": 7.0, "mode": "b"}, {"C": 12.0, "mode": "b"}, {"C": 0.1, "mode": "a"}))
+    assert space.ahead == [{"C": 10.0, "mode": "b"}, {"C": 0.1, "mode": "a"}]
+    configurations = space.configurations()
+    assert configurations[:2] == space.ahead
+    assert sorted(map(repr, configurations)) == sorted(map(repr, grid.configurations()))
+    assert space.runs == grid.runs == 6
+    assert space.draw(np.random.default_rng(0)) in configurations
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ((), "values for C, mode"),
+        (({"C": 1.0},), "values for C, mode"),
+        (({"C": 1.0, "mode": "c"},), "mode has no value 'c' in the grid: 'a', 'b'"),
+        (({"C": -1.0, "mode": "a"},), "C has no value -1.0"),
+    ],
+)
+def test_points_that_are_not_of_the_grid_are_refused(points, said):
+    with pytest.raises(InvalidInput, match=said):
+        GridFrom(Grid({"C": (0.1, 1.0), "mode": ("a", "b")}), points).configurations()

@@ -5,13 +5,14 @@ from sordina.tuning.outcome import Outcome
 from sordina.tuning.plan import Scheme, make_scheme
 from sordina.tuning.search import Search
 from sordina.tuning.selection import Selection
-from sordina.tuning.space import STRATEGIES, Between, Grid, Random, Strategy, log_spaced
+from sordina.tuning.space import STRATEGIES, Between, Grid, GridFrom, Random, Strategy, log_spaced
 
 __all__ = [
     "METHODS",
     "STRATEGIES",
     "Between",
     "Grid",
+    "GridFrom",
     "Outcome",
     "Random",
     "Scheme",

@@ -148,7 +148,7 @@ class GridFrom:
     """
 
     grid: Grid
-    points: Sequence[Mapping[str, float]]
+    points: Sequence[Mapping[str, Any]]
 
     def __post_init__(self) -> None:
         _check_points(self.grid, self.points)
@@ -172,18 +172,26 @@ class GridFrom:
         return self.grid.draw(rng)
 
 
-def _check_points(grid: Grid, points: Sequence[Mapping[str, float]]) -> None:
+def _check_points(grid: Grid, points: Sequence[Mapping[str, Any]]) -> None:
     if not points or any(set(point) != set(grid.axes) for point in points):
         raise InvalidInput(f"the points of a grid need values for {', '.join(grid.axes)}.")
 
 
-def _nearest(grid: Grid, points: Sequence[Mapping[str, float]]) -> list[Configuration]:
+def _nearest(grid: Grid, points: Sequence[Mapping[str, Any]]) -> list[Configuration]:
     """The points of the grid that are nearest, each once."""
     chosen = [
-        {name: min(values, key=lambda value: abs(math.log(value / point[name]))) for name, values in axes}
-        for axes, point in ((grid.axes.items(), point) for point in points)
+        {name: _nearest_value(name, values, point[name]) for name, values in grid.axes.items()} for point in points
     ]
     return [point for place, point in enumerate(chosen) if point not in chosen[:place]]
+
+
+def _nearest_value(name: str, values: Sequence[Any], wanted: Any) -> Any:
+    if wanted in values:
+        return wanted
+    numbers = [one for one in (*values, wanted) if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    if len(numbers) <= len(values) or not 0 < min(numbers) <= max(numbers) < math.inf:
+        raise InvalidInput(f"{name} has no value {wanted!r} in the grid: {', '.join(map(repr, values))}.")
+    return min(values, key=lambda value: abs(math.log(value / wanted)))
 
 
 @dataclass(frozen=True)
