@@ -191,11 +191,11 @@ class TestStopping:
         for number, second in enumerate((0.5, 0.6, 0.7)):
             leave(number, (0.1, second))
         leave(3, (0.9, 0.4, 0.4), inside="training")  # goes on; its best score at step 20 is 0.9
-        leave(4, (0.99,))  # ended early: says nothing of step 20
-        leave(5, (0.65,))
+        leave(4, (0.99,))  # has not come to step 20: counts for who was at step 10 before, where that one had 0.995
+        leave(5, (0.995,))
         mine = Behind(tmp_path / "0005", 0.5)
         mine.report({"step": 20, "loss": 1.0})
-        mine.report({"step": 20, "validation": {"accuracy": 0.3}})  # 0.65 at its best: ahead of two of four
+        mine.report({"step": 20, "validation": {"accuracy": 0.3}})  # 0.995 at its best
         assert not mine.stopped
         other = Behind(tmp_path / "0006", 0.5)
         with pytest.raises(sd.training.StopTraining):
@@ -203,6 +203,18 @@ class TestStopping:
         assert other.stopped
         Behind(tmp_path / "0007", 0.8).report({"step": 20, "validation": {"accuracy": 0.55}})
         Behind(tmp_path / "0008", 0.5).report({"step": 30, "validation": {"accuracy": 0.0}})  # one other came so far
+        with pytest.raises(sd.training.StopTraining):
+            Behind(tmp_path / "0008", 0.5, after=1).report({"step": 30, "validation": {"accuracy": 0.0}})
+
+    def test_of_two_runs_in_step_the_one_ahead_in_steps_may_be_ended_too(self, tmp_path):
+        for number, scores in enumerate([(0.5,), (0.4,)]):
+            (tmp_path / f"{number}").mkdir()
+            (tmp_path / f"{number}/metrics.jsonl").write_text(
+                "\n".join(json.dumps({"step": 10, "validation": {"accuracy": one}}) for one in scores)
+            )
+        Behind(tmp_path / "0", 0.5, after=1).report({"step": 20, "validation": {"accuracy": 0.1}})
+        with pytest.raises(sd.training.StopTraining):
+            Behind(tmp_path / "1", 0.5, after=1).report({"step": 20, "validation": {"accuracy": 0.45}})
 
     @pytest.mark.parametrize("make", [conv, mlp])  # one by one, and stacked
     def test_a_pruned_search_pays_for_all_and_chooses_the_same(self, tmp_path, train, held_out, make):

@@ -174,6 +174,8 @@ class Brief:
     """Batch size and epochs, where the trainer states none."""
     prune: float | None = None
     """The share of the other runs that a run must not be behind (`Behind`)."""
+    after: int = 2
+    """So many other runs must have come as far before one is ended for that."""
 
     def place(self, order: RunOrder) -> Path:
         """The folder of a run."""
@@ -181,8 +183,10 @@ class Brief:
 
     def watchers(self, order: RunOrder, model: nn.Module) -> Watchers:
         """What looks at a run while it goes on."""
-        metric = self.selection.metric
-        return Watchers.of(model, self.place(order), patience=self.patience, prune=self.prune, metric=metric)
+        return Watchers.of(
+            model, self.place(order), patience=self.patience, prune=self.prune, after=self.after,
+            metric=self.selection.metric,
+        )  # fmt: skip
 
     def make(self, order: RunOrder) -> Trainer:
         """The trainer of a run."""

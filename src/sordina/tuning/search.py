@@ -426,6 +426,7 @@ class Search:
             self.trainer, self.strategy, self.budget, decision.scheme.noise_multiplier, self.accountant, selection,
             (runner.part(folder.path) if hidden else folder.path) / "runs", self.validate_every, self.patience,
             secret=hidden, chosen=decision.scheme.chosen, prune=self.prune,
+            after=1 if isinstance(self.space, GridFrom) else 2,
         )  # fmt: skip
         if hidden or len(decision.orders) < 2 or brief.noise_multiplier == 0:
             return brief

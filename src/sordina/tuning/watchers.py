@@ -98,20 +98,17 @@ class Best(_Watcher):
             self._model.load_state_dict(torch.load(self._path, weights_only=True)["weights"])
 
 
-_OTHERS = 2
-"""So many other runs must have come as far before one is ended for being behind them."""
-
-
 class Behind(_Watcher):
     """Ends a run that is behind a share of the other runs at the same step (percentile stopping).
 
     With a share of one half this is the median rule of Golovin et al. 2017. What counts is the best score that a run
     had up to a step. It is read from the metrics that runs leave in their folders, so it holds for runs side by side
-    and for a search that was killed.
+    and for a search that was killed. Another run counts if it has come to this validation or to the one before, where
+    the two are compared then: of two runs in step, either may be the one that is ended.
     """
 
-    def __init__(self, folder: Path, share: float, metric: str | None = None) -> None:
-        self._folder, self._share, self._wanted = folder, share, metric
+    def __init__(self, folder: Path, share: float, metric: str | None = None, *, after: int = 2) -> None:
+        self._folder, self._share, self._wanted, self._after = folder, share, metric, after
         self.stopped = False
 
     def report(self, entry: dict[str, Any]) -> None:
@@ -119,13 +116,17 @@ class Behind(_Watcher):
         if "validation" not in entry:
             return
         metric = metric_of(entry["validation"], self._wanted)
-        own = _best_until([*_validations(self._folder), entry], entry["step"], metric)
+        mine = [one for one in _validations(self._folder) if one["step"] < entry["step"]]
+        since = mine[-1]["step"] if mine else entry["step"]
+        mine.append(entry)
         others = [
-            _best_until(seen, entry["step"], metric)
+            (_best_until(theirs, step, metric), _best_until(mine, step, metric))
             for folder in sorted(self._folder.parent.iterdir())
-            if folder != self._folder and (seen := _validations(folder)) and seen[-1]["step"] >= entry["step"]
+            if folder != self._folder and (theirs := _validations(folder))
+            if (step := min(entry["step"], theirs[-1]["step"])) >= since
         ]
-        if len(others) >= _OTHERS and sum(better(metric, one, own) for one in others) > self._share * len(others):
+        ahead = sum(better(metric, other, own) for other, own in others)
+        if len(others) >= self._after and ahead > self._share * len(others):
             self.stopped = True
             raise StopTraining
 
@@ -162,8 +163,9 @@ class Watchers:
 
     @classmethod
     def of(
-        cls, model: nn.Module, folder: Path, *, patience: int | None, prune: float | None, metric: str | None
-    ) -> Watchers:
+        cls, model: nn.Module, folder: Path, *, patience: int | None, prune: float | None, after: int,
+        metric: str | None,
+    ) -> Watchers:  # fmt: skip
         """Those that a search asks for.
 
         Args:
@@ -171,9 +173,10 @@ class Watchers:
             folder: The run's.
             patience: See `Best`.
             prune: The share of `Behind`.
+            after: So many other runs must have come as far.
             metric: What counts.
         """
-        behind = None if prune is None else Behind(folder, prune, metric)
+        behind = None if prune is None else Behind(folder, prune, metric, after=after)
         return cls(Best(model, folder / BEST, patience, metric), Diverging(model), behind)
 
     def __iter__(self) -> Iterator[Best | Diverging | Behind]:
