@@ -211,7 +211,7 @@ class TestNumberOfRuns:
 
     def test_that_all_runs_failed_does_not_show(self, train, held_out, monkeypatch):
         always(monkeypatch, 3)
-        monkeypatch.setattr("sordina.tuning.runner.better", lambda *_: False)
+        monkeypatch.setattr("sordina.tuning.watchers.better", lambda *_: False)
         monkeypatch.setattr("sordina.tuning.search.better", lambda *_: False)
         found = search(selection="public").fit(train, held_out)
         assert found.score is None
