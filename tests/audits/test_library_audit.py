@@ -19,7 +19,7 @@ from sordina.auditing.canaries import (
 )
 from sordina.auditing.one_run import Membership, OneRun
 from sordina.auditing.self_audit import soundness_study
-from sordina.clipping import Automatic, Fixed, Online, Quantile, TypicalNorm
+from sordina.clipping import Automatic, FallingNorm, Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.privacy import Budget
 from sordina.sampling import FixedSize, Poisson
@@ -80,7 +80,14 @@ def test_canaries_by_their_coordinate_are_those_written_out(monkeypatch):
     assert np.allclose(dense.projections, indexed.projections, atol=1e-5)
 
 
-POLICIES = [Fixed(0.3), TypicalNorm(50.0, multiple=0.5, share=0.05), Online(), Quantile(), Automatic()]
+POLICIES = [
+    Fixed(0.3),
+    TypicalNorm(50.0, multiple=0.5, share=0.05),
+    FallingNorm(50.0, inflation=0.2),
+    Online(),
+    Quantile(),
+    Automatic(),
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: type(one).__name__)

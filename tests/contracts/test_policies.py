@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 
-from sordina.clipping import Automatic, Fixed, Follow, Online, Quantile, Sector, Trailing, TypicalNorm
+from sordina.clipping import Automatic, FallingNorm, Fixed, Follow, Online, Quantile, Sector, Trailing, TypicalNorm
 from sordina.clipping.policy import split_at, spread
 from sordina.errors import Unsupported
 from sordina.privacy import Adjacency
@@ -27,6 +27,7 @@ POLICIES = {
     "sector-follow": Sector(threshold=1.0, low=0.1, angle=1.0, follow=Follow()),
     "typical-norm": TypicalNorm(),
     "typical-norm-found": TypicalNorm(longest=3),
+    "falling-norm": FallingNorm(),
 }
 
 

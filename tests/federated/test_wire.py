@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from sordina.clipping import Automatic, Fixed, Follow, Online, PerLayer, Quantile, Sector, Trailing, TypicalNorm
+from sordina.clipping import (
+    Automatic,
+    FallingNorm,
+    Fixed,
+    Follow,
+    Online,
+    PerLayer,
+    Quantile,
+    Sector,
+    Trailing,
+    TypicalNorm,
+)
 from sordina.errors import InvalidInput
 from sordina.federated.messages import ClientResult, ClientUpdate, pack, unpack
 from sordina.federated.privacy.central import Central
@@ -15,7 +26,7 @@ from sordina.privacy import Budget, Unit
 from sordina.sampling import FixedSize
 
 POLICIES = [
-    Fixed(), TypicalNorm(), Quantile(), Online(), Automatic(), Trailing(), Sector(),
+    Fixed(), TypicalNorm(), FallingNorm(), Quantile(), Online(), Automatic(), Trailing(), Sector(),
     Sector(1.0, 0.5, 1.0, follow=Follow()), PerLayer(Quantile()),
 ]  # fmt: skip
 

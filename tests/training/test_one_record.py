@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import sordina as sd
-from sordina.clipping import Automatic, Fixed, Online, PerLayer, Quantile, TypicalNorm
+from sordina.clipping import Automatic, FallingNorm, Fixed, Online, PerLayer, Quantile, TypicalNorm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.training import batches
 from sordina.training.loop import Private
 from sordina.training.losses import FailingRows
 
-POLICIES = [Fixed(1.0), TypicalNorm(), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
+POLICIES = [Fixed(1.0), TypicalNorm(), FallingNorm(), Online(), Quantile(), Automatic(1.0), PerLayer(Fixed(1.0))]
 
 
 def fit(model, data, **rest):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sordina.accounting import Gaussian, PoissonSampled
-from sordina.clipping import Fixed, Online, PerLayer, Quantile, Sector, TypicalNorm, arrange
+from sordina.clipping import FallingNorm, Fixed, Online, PerLayer, Quantile, Sector, TypicalNorm, arrange
 from sordina.errors import InvalidInput, Unsupported
 from sordina.gradients.explicit import MatrixTape
 from sordina.private_step import PrivateStep
@@ -24,7 +24,9 @@ def run(plan, policy, tapes, seed=0):
     return step, step.finish(torch.zeros(1, dtype=torch.float64), np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("policy", [Fixed(0.5), Quantile(), Online(), Online.as_in_thesis(), TypicalNorm()], ids=repr)
+@pytest.mark.parametrize(
+    "policy", [Fixed(0.5), Quantile(), Online(), Online.as_in_thesis(), TypicalNorm(), FallingNorm()], ids=repr
+)
 def test_micro_batches_give_what_one_batch_gives(plan, policy):
     vectors = matrix(12)
     _, (whole,) = run(plan, policy, [MatrixTape(vectors)])
@@ -33,7 +35,7 @@ def test_micro_batches_give_what_one_batch_gives(plan, policy):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("policy", [Fixed(0.5), Quantile(), Online(), TypicalNorm()], ids=repr)
+@pytest.mark.parametrize("policy", [Fixed(0.5), Quantile(), Online(), TypicalNorm(), FallingNorm()], ids=repr)
 def test_the_event_is_derived_from_the_noise_that_is_added(plan, policy):
     for clipping in (policy, PerLayer(policy)):
         step = PrivateStep(
@@ -76,7 +78,7 @@ def test_a_vector_that_is_not_finite_adds_nothing(plan, bad):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("policy", [Fixed(1.0), Online(), Quantile(), TypicalNorm()], ids=repr)
+@pytest.mark.parametrize("policy", [Fixed(1.0), Online(), Quantile(), TypicalNorm(), FallingNorm()], ids=repr)
 @pytest.mark.parametrize("victim", [0, 3, 6])
 def test_a_sample_whose_sum_overflows_adds_nothing_and_stops_nothing(plan, policy, victim):
     vectors = matrix(7)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sordina.clipping import Fixed, Online, Quantile, TypicalNorm
+from sordina.clipping import Fixed, Online, Quantile
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, SteadyRate
 from sordina.tuning import STRATEGIES, Between, Grid, GridFrom, Random, log_spaced
@@ -30,7 +30,7 @@ def test_a_strategy_sets_what_the_thesis_says():
     assert fields_of("fixed-threshold", {"rho": 1.0, "C": 2.0}) == {"clipping": Fixed(2.0), "learning_rate": 1.0}
     assert fields_of("fixed-quantile", {"rho": 1.0, "gamma": 0.3})["clipping"] == Quantile(0.3, 0.1, 0.2)
     assert fields_of("adam-wosm", {"C": 2.0}) == {"clipping": Fixed(2.0), "optimizer": AdamWOSM}
-    assert fields_of("automatic", {}) == {"clipping": TypicalNorm(), "learning_rate": AutomaticRate()}
+    assert fields_of("automatic", {}) == {"clipping": None, "learning_rate": AutomaticRate()}
     assert fields_of(None, {"learning_rate": 0.1}) == {"learning_rate": 0.1}
 
 

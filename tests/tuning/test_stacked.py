@@ -7,7 +7,7 @@ from torch import nn
 
 import sordina as sd
 from sordina._stacked_models import stacked
-from sordina.clipping import Automatic, Fixed, Online, Quantile, TypicalNorm
+from sordina.clipping import Automatic, FallingNorm, Fixed, Online, Quantile, TypicalNorm
 from sordina.errors import InvalidInput
 from sordina.gradients import Engine
 from sordina.models import build
@@ -74,7 +74,14 @@ class Clip:
 @pytest.mark.parametrize("selection", ["public", "private"])
 @pytest.mark.parametrize(
     ("clipping", "averaging"),
-    [(TypicalNorm(), None), (Online(), None), (Fixed(0.5), "tail"), (Quantile(), None), (Automatic(), "ema")],
+    [
+        (TypicalNorm(), None),
+        (FallingNorm(), None),
+        (Online(), None),
+        (Fixed(0.5), "tail"),
+        (Quantile(), None),
+        (Automatic(), "ema"),
+    ],
 )
 def test_stacked_runs_are_the_runs_one_by_one(tmp_path, clipping, averaging, selection):
     """Same seeds, same batches, same noise: the same weights, the same events, the same scores."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from sordina._arguments import checked
 from sordina.clipping.automatic import Automatic
+from sordina.clipping.falling_norm import FallingNorm
 from sordina.clipping.fixed import Fixed
 from sordina.clipping.online import Online, Rails
 from sordina.clipping.per_layer import Part, PerLayer, arrange, by_module
@@ -20,6 +21,7 @@ from sordina.errors import InvalidInput
 __all__ = [
     "Automatic",
     "Decay",
+    "FallingNorm",
     "Fixed",
     "Follow",
     "Online",
@@ -43,6 +45,7 @@ __all__ = [
 
 _MAKERS: dict[str, Callable[..., Policy[Any]]] = {
     "typical-norm": TypicalNorm,
+    "falling-norm": FallingNorm,
     "online": Online,
     "fixed": Fixed,
     "quantile": Quantile,

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from sordina.clipping import online, quantile, sector, trailing, typical_norm
+from sordina.clipping import falling_norm, online, quantile, sector, trailing, typical_norm
 from sordina.errors import InvalidInput
 from sordina.training.learning_rates import AutomaticState, DistanceState, RateState, SteadyState
 from sordina.training.loop import Private
@@ -23,7 +23,7 @@ from sordina.training.loop import Private
 _FORMAT = 2
 _STATES: list[Any] = [
     online.OnlineState, quantile.QuantileState, sector.SectorState, trailing.TrailingState,
-    typical_norm.TypicalNormState, RateState, SteadyState, DistanceState,
+    typical_norm.TypicalNormState, falling_norm.FallingNormState, RateState, SteadyState, DistanceState,
     AutomaticState,
 ]  # fmt: skip
 _FORMER = {RateState: "rate", SteadyState: "rate", DistanceState: "distance"}

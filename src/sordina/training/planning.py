@@ -19,12 +19,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sordina.clipping import FallingNorm, Policy, TypicalNorm
 from sordina.errors import InvalidInput, SordinaError
 from sordina.mechanisms.correlated import BandedNoise, CorrelatedNoise, LambdaCGD, ToeplitzNoise, sum_error
 from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget
 from sordina.sampling import CyclicPoisson, Poisson
-from sordina.training.batches import Rows, blank_batch, inputs_and_target
+from sordina.training.batches import Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.losses import Loss, check_takes
 
 _HOPELESS, _ENOUGH = 1.0, 5.0
@@ -284,3 +285,21 @@ def planned_schedule(
     length, size = next(one for one in sorted(found) if found[one] >= _GOOD * best)
     fair = [one[1] for one in found if one[0] == length and one[1] <= size and found[one] >= _FAIR * best]
     return max((one for one in fair if length * population / one >= _ENOUGH_STEPS), default=size), length
+
+
+def planned_clipping(data: Any) -> Policy[Any]:
+    """How gradients are clipped for who does not say, from the form of a target.
+
+    Where a target is several numbers (a picture, a signal) all gradients shrink as a model learns, and the threshold
+    with them; a class, or one number that may be one, can be rare, so there it stays.
+
+    Args:
+        data: What is trained on; only shapes and types count.
+    """
+    batch, _ = blank_batch(as_rows(data))
+    try:
+        target = inputs_and_target(batch)[1]
+        several = target.is_floating_point() and target[0].numel() > 1
+    except (AttributeError, TypeError, KeyError, IndexError):  # a batch of another form: its loss knows what is what
+        several = False
+    return FallingNorm() if several else TypicalNorm()

@@ -78,7 +78,8 @@ class TrainingRecipe:
     epsilon: float = 3.0
     delta: float = 1e-5
     clipping: str | None = None
-    """Left out, typical-norm; on scattering features, whose norm is public, fixed."""
+    """Left out, typical-norm, or falling-norm for pictures that are given back; on scattering features, whose norm is
+    public, fixed."""
     threshold: float | None = None
     batch_size: int | None = None
     epochs: float | None = None
@@ -274,8 +275,12 @@ class TrainingRecipe:
         own = (self.clipping, self.threshold, self.learning_rate, self.model, self.optimizer)
         return self.features == SCATTERING and all(one is None for one in own)
 
-    def _policy(self) -> Policy[Any]:
-        return Fixed(_THRESHOLD) if self.settled else named(self.clipping or "typical-norm", self.threshold)
+    def _policy(self) -> Policy[Any] | None:
+        if self.settled:
+            return Fixed(_THRESHOLD)
+        if self.clipping is None and self.threshold is None:
+            return None
+        return named(self.clipping or "typical-norm", self.threshold)
 
     def _rate(self, data: Data) -> float | Rate[Any] | None:
         """On features of a public scale: as long steps as `_TRAVEL` and `_WALK` allow."""

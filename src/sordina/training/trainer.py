@@ -34,6 +34,7 @@ from sordina.privacy import Budget, Unit, check_positive
 from sordina.progress import Progress
 from sordina.run_folder import METRICS
 from sordina.sampling import CyclicPoisson, FixedSize, Poisson, Sampler, Users
+from sordina.training import planning
 from sordina.training.augmentation import Augmentation
 from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
@@ -53,7 +54,6 @@ from sordina.training.losses import (
     per_sample,
 )
 from sordina.training.optimizers import OptimizerMaker, optimizer_named
-from sordina.training.planning import PlanReport, hopeless, plan_report, planned_schedule, weights_of_linear
 from sordina.training.run import KEY, Run
 from sordina.training.run_keeper import RunKeeper, described
 
@@ -276,7 +276,7 @@ class Trainer:
         model: Any module whose samples stay apart (`sordina.check` says).
         loss: ``loss(outputs, targets)``, a mean over the batch or one value per sample.
         budget: The epsilon and delta that the run may spend.
-        clipping: A policy of `sordina.clipping`; None takes the default.
+        clipping: A policy of `sordina.clipping`; None chooses one (`sordina.training.planning.planned_clipping`).
         batch_size: Expected size of a batch; None chooses it, and epochs, from public facts (`planned_schedule`).
         epochs: Passes over the data, on average; or give ``steps``.
         learning_rate: A number, a rule of `sordina.training`, or None for one that finds itself.
@@ -372,7 +372,7 @@ class Trainer:
     def _hopeless(self, private: Private) -> str | None:
         """What to say before a budget is spent on next to nothing, from the plan and the size of the model."""
         plan = private.plan
-        return hopeless(plan, self._weights(), self._units(private.rows)) if plan.private else None
+        return planning.hopeless(plan, self._weights(), self._units(private.rows)) if plan.private else None
 
     def _checked(self, data: Any, validation: Any) -> Private:
         """Everything that can be found wrong before anything is reserved or drawn."""
@@ -449,11 +449,11 @@ class Trainer:
         return make_private(
             self.model, optimizer, data,
             budget=self.budget, batch_size=batch_size, epochs=epochs, steps=self.steps,
-            clipping=self.clipping, sampling=self.sampling, population=self.population, users=self.users,
-            noise_multiplier=self.noise_multiplier, noise=self.noise, accountant=self.accountant,
-            microbatch=self.microbatch,
-            learning_rate=rule, augment=self.augment, views=self.views, averaging=self.averaging, raw=self.raw,
-            public_buffers=self.public_buffers, seed=self.seed,
+            clipping=self.clipping or planning.planned_clipping(data), sampling=self.sampling,
+            population=self.population, users=self.users, noise_multiplier=self.noise_multiplier, noise=self.noise,
+            accountant=self.accountant, microbatch=self.microbatch, learning_rate=rule, augment=self.augment,
+            views=self.views, averaging=self.averaging, raw=self.raw, public_buffers=self.public_buffers,
+            seed=self.seed,
         )  # fmt: skip
 
     def _units(self, data: Any) -> int:
@@ -468,20 +468,20 @@ class Trainer:
     def _schedule(self, data: Any) -> tuple[int, float]:
         """Batch size and epochs, chosen where the user left them open (and kept, so that a report can say them)."""
         if self.batch_size is None or (self.epochs is None and self.steps is None):
-            size, epochs = planned_schedule(
+            size, epochs = planning.planned_schedule(
                 self.budget, self._units(data), self._weights(), batch_size=self.batch_size, epochs=self.epochs
             )
             self.batch_size, self.epochs = size, self.epochs or epochs
         return self.batch_size, 1.0 if self.epochs is None else self.epochs
 
-    def plan_report(self, data: Any) -> PlanReport:
+    def plan_report(self, data: Any) -> planning.PlanReport:
         """What the budget can buy with this model and schedule, from public facts; nothing is spent.
 
         Args:
             data: What will be trained on; only its size counts, and the shapes of its rows, which the model must take.
         """
         units = self._units(data)
-        linear = weights_of_linear(self.model, self.loss, as_rows(data))
+        linear = planning.weights_of_linear(self.model, self.loss, as_rows(data))
         batch_size, epochs = self._schedule(data)
         sampler, steps = make_schedule(
             units, batch_size=batch_size, epochs=epochs, steps=self.steps, sampling=self.sampling, population=units,
@@ -492,7 +492,7 @@ class Trainer:
             noise=self.noise,
             before=components_event(self.model, self.budget, sampler.adjacency, users=self.users is not None),
         )  # fmt: skip
-        return plan_report(plan, self._weights(), units, linear=linear)
+        return planning.plan_report(plan, self._weights(), units, linear=linear)
 
     def _optimizer(self, parameters: list[Any]) -> tuple[torch.optim.Optimizer, Rate[Any] | None]:
         rate, made = self.learning_rate, self.optimizer

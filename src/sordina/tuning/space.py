@@ -13,7 +13,7 @@ strategy                 varies          runs         clipping, learning rate
 `fixed-threshold`        rho, C          k * k        `Fixed`, constant rate
 `fixed-quantile`         rho, gamma      5 k          `Quantile` from ``C0 = 0.1`` at update rate 0.2, constant rate
 `adam-wosm`              C               k            `Fixed`, `AdamWOSM` with alpha = 1e-3
-`automatic`              nothing         1            `TypicalNorm` and `AutomaticRate`: no search, one run
+`automatic`              nothing         1            the trainer's own clipping and `AutomaticRate`: no search, one run
 =======================  ==============  ===========  ================================================================
 
 Ranges: rho in [10^-2.5, 10^1.5], C in [10^-2, 10^2], k values each, evenly apart in the logarithm; gamma as listed.
@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from sordina._renamed import current_names
-from sordina.clipping import Decay, Fixed, Online, Quantile, TypicalNorm
+from sordina.clipping import Decay, Fixed, Online, Quantile
 from sordina.errors import InvalidInput
 from sordina.training import AdamWOSM, AutomaticRate, LearningRateRule, SteadyRate
 
@@ -333,7 +333,7 @@ def _adam_wosm(configuration: Configuration) -> dict[str, Any]:
 
 
 def _automatic(configuration: Configuration) -> dict[str, Any]:
-    return {"clipping": TypicalNorm(), "learning_rate": AutomaticRate()}
+    return {"clipping": None, "learning_rate": AutomaticRate()}
 
 
 STRATEGIES: Mapping[str, Strategy] = {
