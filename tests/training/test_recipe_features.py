@@ -14,6 +14,7 @@ from sordina import datasets
 from sordina.cli.main import app
 from sordina.datasets import Data, Task
 from sordina.errors import InvalidInput
+from sordina.models import WhitenedInputs
 from sordina.models.scattering import scattering_features
 from sordina.training import recipe as recipe_module
 from sordina.training.recipe import TrainingRecipe, kept_features
@@ -47,9 +48,32 @@ def test_steps_on_scattering_features_are_bounded_by_the_noise_and_by_the_signal
     rows = TensorDataset(torch.zeros(60_000, 1), torch.zeros(60_000, dtype=torch.long))
     data = Data("mnist", rows, rows, Task.CLASSIFICATION, 10)
     recipe = TrainingRecipe("mnist", features="scattering", seed=0)
-    noisy, usual, calm = (replace(recipe, epsilon=one).trainer(data).learning_rate.reach for one in (0.5, 3.0, 10.0))
-    assert noisy == pytest.approx(0.15 * 586**0.5)
-    assert noisy > usual > calm
+    for whitened, walk in ((True, 0.1125), (False, 0.15)):
+        rates = [
+            replace(recipe, epsilon=one, whitened=whitened).trainer(data).learning_rate for one in (0.5, 3.0, 10.0)
+        ]
+        assert rates[0].reach == pytest.approx(walk * 586**0.5)
+        assert rates[0].reach > rates[1].reach > rates[2].reach
+        assert {rate.falls for rate in rates} == {not whitened}
+    assert replace(recipe, averaging="none").trainer(data).learning_rate.falls
+
+
+def test_a_linear_model_on_scattering_features_whitens_them_unless_that_is_not_accounted():
+    rows = TensorDataset(torch.zeros(60_000, 1), torch.zeros(60_000, dtype=torch.long))
+    data = Data("mnist", rows, rows, Task.CLASSIFICATION, 10)
+    recipe = TrainingRecipe("mnist", features="scattering", seed=0)
+    planned = recipe.planned(data)
+    assert planned.whitened is True
+    assert isinstance(planned.build(data)[0], WhitenedInputs)
+    assert TrainingRecipe.from_dict(asdict(planned)) == planned
+    former = {name: value for name, value in asdict(planned).items() if name != "whitened"}
+    for other in (
+        TrainingRecipe.from_dict(former), replace(recipe, sampling="fixed-size"), replace(recipe, noise="lambda-cgd"),
+        replace(recipe, clipping="online"), replace(recipe, whitened=False),
+    ):  # fmt: skip
+        made = other.planned(data)
+        assert not made.whitened
+        assert not any(isinstance(layer, WhitenedInputs) for layer in made.build(data).modules())
 
 
 def test_fashion_mnist_has_classes_by_name(made_up):

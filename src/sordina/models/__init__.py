@@ -19,8 +19,9 @@ from sordina.errors import InvalidInput
 from sordina.models import losses, metrics, networks
 from sordina.models.networks import PCAInputs
 from sordina.models.scattering import Scattering
+from sordina.models.whitening import WhitenedInputs
 
-__all__ = ["PCAInputs", "Scattering", "build", "build_for", "default", "losses", "metrics", "names"]
+__all__ = ["PCAInputs", "Scattering", "WhitenedInputs", "build", "build_for", "default", "losses", "metrics", "names"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": networks.mnist_cnn,

@@ -39,6 +39,8 @@ class PCAInputs(nn.Linear):
         noise_multiplier: Of the release; None gives it a tenth of the budget (searches need a number).
     """
 
+    share = 0.1
+    """Of the budget's 1 / nu^2, for who states no noise."""
     released: Tensor
 
     def __init__(
@@ -58,6 +60,14 @@ class PCAInputs(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         """Rows, flattened, along the components."""
         return super().forward(rows.flatten(1))
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """Of flat ``rows``, that whose second moment is wanted; shortened to ``row_norm`` by who computes it."""
+        return rows.double()
+
+    def fill(self, moment: Tensor, noise: float) -> None:
+        """Keep the eigenvectors of a released second ``moment``; how much ``noise`` is on it does not matter."""
+        self.weight.copy_(torch.linalg.eigh(moment).eigenvectors[:, -self.out_features :].flip(1).T)
 
 
 def pca_mlp(

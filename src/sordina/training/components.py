@@ -1,40 +1,43 @@
-"""Principal components of the inputs, released once before the first step and paid for with it.
+"""A second moment of the inputs, released once before the first step and paid for with it: for their principal
+components (`sordina.models.PCAInputs`) or the directions that are shortened (`sordina.models.WhitenedInputs`).
 
 Rows are shortened to norm p; one row changes ``sum x x^T`` by ``x x^T``, whose Frobenius norm is ``|x|^2 <= p^2`` (000
 eq. 1.9-1.11, errata 1). The upper triangle, off the diagonal times sqrt 2, has the same distances, so Gaussian noise of
-``nu p^2`` on it is one `Gaussian` event of noise multiplier nu under add/remove; the components are eigenvectors of
+``nu p^2`` on it is one `Gaussian` event of noise multiplier nu under add/remove; the directions are eigenvectors of
 what was released. Every row counts, so nothing is amplified. Composed with the steps it is one claim of the run.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sordina.accounting import Event, Gaussian, noise_multiplier
 from sordina.errors import InvalidInput, Unsupported
 from sordina.models.networks import PCAInputs
+from sordina.models.whitening import WhitenedInputs
 from sordina.privacy import Adjacency, Budget
 from sordina.private_step import add_noise
 from sordina.training.batches import Rows, inputs_and_target
 
-SHARE = 0.1
-"""Of the budget's 1 / nu^2, for who states no noise."""
+FoundInputs: TypeAlias = PCAInputs | WhitenedInputs
+"""A layer that a run fills from its rows. `seen` says what is summed up, `fill` keeps what follows from the sum."""
 _ROWS = 4096
 
 
-def components_of(model: nn.Module) -> PCAInputs | None:
+def components_of(model: nn.Module) -> FoundInputs | None:
     """The layer of ``model`` whose components are still to be found.
 
     Args:
         model: What is trained.
     """
-    found = [one for one in model.modules() if isinstance(one, PCAInputs) and not bool(one.released)]
+    found = [one for one in model.modules() if isinstance(one, FoundInputs) and not bool(one.released)]
     if len(found) > 1:
-        raise InvalidInput("a model has at most one layer of principal components.")
+        raise InvalidInput("a model has at most one layer of principal components, or of whitened inputs.")
     return found[0] if found else None
 
 
@@ -54,11 +57,11 @@ def components_event(model: nn.Module, budget: Budget, adjacency: Adjacency, *, 
         raise Unsupported(
             "principal components are found for records that come or go: leave users out, and sampling as poisson."
         )
-    return Gaussian(layer.noise_multiplier or noise_multiplier(Gaussian, budget, adjacency) / math.sqrt(SHARE))
+    return Gaussian(layer.noise_multiplier or noise_multiplier(Gaussian, budget, adjacency) / math.sqrt(layer.share))
 
 
 @torch.no_grad()
-def find_components(layer: PCAInputs, rows: Rows, event: Event | None, rng: np.random.Generator) -> None:
+def find_components(layer: FoundInputs, rows: Rows, event: Event | None, rng: np.random.Generator) -> None:
     """Fill ``layer`` with the components of ``rows``, noised as ``event`` says; without one, exactly.
 
     Args:
@@ -67,15 +70,18 @@ def find_components(layer: PCAInputs, rows: Rows, event: Event | None, rng: np.r
         event: What was paid for.
         rng: A secure generator if what comes out is to be released.
     """
-    size = layer.in_features
-    total = torch.zeros(size, size, dtype=torch.float64)
+    total: Tensor | None = None
     for start in range(0, rows.size, _ROWS):
         (inputs, *_), _ = inputs_and_target(rows.take(np.arange(start, min(start + _ROWS, rows.size))))
-        flat = inputs.detach().flatten(1).double().cpu()
+        flat = layer.seen(inputs.detach().flatten(1).cpu())
         norms = flat.norm(dim=1, keepdim=True)
         short = flat * (layer.row_norm / norms.clamp(min=1e-300)).clamp(max=1.0)
         short = torch.where(norms.isfinite() & short.isfinite().all(1, keepdim=True), short, torch.zeros_like(short))
-        total += short.T @ short
+        moment = short.T @ short
+        total = moment if total is None else total.add_(moment)
+    if total is None:
+        raise InvalidInput("the data are empty: there is nobody to train on.")
+    size, sigma = len(total), 0.0
     upper = torch.triu_indices(size, size)
     weight = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).double()
     released = total[upper[0], upper[1]] * weight
@@ -84,5 +90,5 @@ def find_components(layer: PCAInputs, rows: Rows, event: Event | None, rng: np.r
         released = add_noise(released.contiguous(), float(np.nextafter(sigma, np.inf)), rng)
     total[upper[0], upper[1]] = released / weight
     total[upper[1], upper[0]] = released / weight
-    layer.weight.copy_(torch.linalg.eigh(total).eigenvectors[:, -layer.out_features :].flip(1).T)
+    layer.fill(total, sigma)
     layer.released.fill_(True)

@@ -127,9 +127,14 @@ class SteadyRate:
 
     A weight whose released gradient were one standard deviation of the noise in every step would move by ``reach`` in
     the run (by three quarters of it with the `fall`). That makes the best ``reach`` much the same from model to model.
+
+    Args:
+        reach: How far.
+        falls: Whether steps get shorter from the middle of the run on; an average of the weights does without.
     """
 
     reach: float = 1.0
+    falls: bool = True
 
     def __post_init__(self) -> None:
         check_positive("reach of the steady learning rate", self.reach)
@@ -144,7 +149,7 @@ class SteadyRate:
         """The next rate; without noise there is no unit, and the optimiser's own stays."""
         if noise == 0:
             return state
-        rate = self.reach / state.steps / noise * fall(state.step, state.steps)
+        rate = self.reach / state.steps / noise * (fall(state.step, state.steps) if self.falls else 1.0)
         return SteadyState(state.steps, state.step + 1, rate)
 
     def learning_rate(self, state: SteadyState, base: float) -> float:

@@ -124,7 +124,7 @@ class NamedTask:
         return TrainingRecipe(
             self.dataset, self.model, epsilon=math.inf, delta=0.0, seed=seed,
             batch_size=1 if self.batch_size is None else self.batch_size,
-            epochs=1.0 if self.epochs is None else self.epochs, **options,
+            epochs=1.0 if self.epochs is None else self.epochs, whitened=False, **options,
         )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
