@@ -101,3 +101,26 @@ def test_a_run_that_gives_back_pictures_says_how_it_clipped():
     run = trainer.fit((pictures, pictures))
     assert run.privacy()["clipping"]["kind"] == "FallingNorm"
     assert run.epsilon <= 3
+
+
+def test_a_run_begun_with_another_clipping_is_not_resumed_with_this_one(tmp_path):
+    pictures = torch.rand(64, 4)
+
+    class Ended(Exception):
+        pass
+
+    class End:
+        def report(self, entry):
+            raise Ended
+
+    def trainer(**options):
+        return sd.Trainer(
+            torch.nn.Linear(4, 4), torch.nn.functional.mse_loss, sd.Budget(3, 1e-5), batch_size=16, steps=40, seed=0,
+            folder=tmp_path / "run", checkpoint_every=1, **options,
+        )  # fmt: skip
+
+    with pytest.raises(Ended):
+        trainer(clipping=TypicalNorm(), callbacks=[End()]).fit((pictures, pictures))
+    with pytest.raises(InvalidInput, match="clipping was"):
+        trainer().fit((pictures, pictures), resume=True)
+    assert trainer(clipping=TypicalNorm()).fit((pictures, pictures), resume=True).steps == 40

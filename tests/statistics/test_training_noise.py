@@ -10,6 +10,7 @@ import torch
 
 from sordina.clipping import (
     Automatic,
+    FallingNorm,
     Fixed,
     Follow,
     Online,
@@ -36,6 +37,7 @@ CASES = {
     "quantile": (Quantile(threshold=0.2, inflation=0.01), Poisson(4, 100), 0.2 * NU * 1.01),
     "online": (Online(threshold=0.1), Poisson(4, 100), 0.1 * NU * 1.01),
     "typical norm": (TypicalNorm(threshold=0.1), Poisson(4, 100), 0.1 * NU * 2**0.5),
+    "falling norm": (FallingNorm(threshold=0.1), Poisson(4, 100), 0.1 * NU * 2**0.5),
     "online thesis": (Online.as_in_thesis(0.1), Poisson(4, 100), 0.1 * NU * 1.01),
     "sector": (Sector(threshold=0.4), FixedSize(4, 100), 0.8 * NU),
     "sector follow": (Sector(threshold=0.4, follow=Follow()), FixedSize(4, 100), 0.8 * NU * 1.01),

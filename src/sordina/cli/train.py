@@ -70,8 +70,8 @@ class TrainingOptions:
     clipping: Annotated[
         str | None,
         typer.Option(
-            help="typical-norm (the default), online, fixed (the default on scattering features), quantile, automatic, "
-            "trailing or sector."
+            help="typical-norm (the default), falling-norm (where pictures are given back), fixed (on scattering "
+            "features), online, quantile, automatic, trailing or sector."
         ),
     ] = None
     threshold: Annotated[float | None, typer.Option(help="Clipping threshold, or the first one.")] = None
