@@ -82,21 +82,22 @@ def test_nonsense_is_refused(wrong):
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
-        (torch.zeros(40, 3, 3), FallingNorm),
-        (torch.zeros(40, 2), FallingNorm),
+        (torch.zeros(40, 2, 9), FallingNorm),
+        (torch.zeros(40, 18), TypicalNorm),
+        (torch.zeros(40, 2), TypicalNorm),
         (torch.zeros(40, 1), TypicalNorm),
         (torch.zeros(40), TypicalNorm),
         (torch.zeros(40, 5).long(), TypicalNorm),
     ],
 )
 def test_the_form_of_a_target_decides_what_is_usual(target, kind):
-    assert isinstance(planned_clipping((torch.randn(40, 6), target)), kind)
-    assert isinstance(planned_clipping(torch.utils.data.TensorDataset(torch.randn(40, 6), target)), kind)
+    assert isinstance(planned_clipping((torch.randn(40, 2, 9), target)), kind)
+    assert isinstance(planned_clipping(torch.utils.data.TensorDataset(torch.randn(40, 2, 9), target)), kind)
 
 
 def test_a_run_that_gives_back_pictures_says_how_it_clipped():
-    pictures = torch.rand(64, 4)
-    model = torch.nn.Linear(4, 4)
+    pictures = torch.rand(64, 16)
+    model = torch.nn.Linear(16, 16)
     trainer = sd.Trainer(model, torch.nn.functional.mse_loss, sd.Budget(3, 1e-5), batch_size=16, epochs=1, seed=0)
     run = trainer.fit((pictures, pictures))
     assert run.privacy()["clipping"]["kind"] == "FallingNorm"
@@ -104,7 +105,7 @@ def test_a_run_that_gives_back_pictures_says_how_it_clipped():
 
 
 def test_a_run_begun_with_another_clipping_is_not_resumed_with_this_one(tmp_path):
-    pictures = torch.rand(64, 4)
+    pictures = torch.rand(64, 16)
 
     class Ended(Exception):
         pass
@@ -115,7 +116,7 @@ def test_a_run_begun_with_another_clipping_is_not_resumed_with_this_one(tmp_path
 
     def trainer(**options):
         return sd.Trainer(
-            torch.nn.Linear(4, 4), torch.nn.functional.mse_loss, sd.Budget(3, 1e-5), batch_size=16, steps=40, seed=0,
+            torch.nn.Linear(16, 16), torch.nn.functional.mse_loss, sd.Budget(3, 1e-5), batch_size=16, steps=40, seed=0,
             folder=tmp_path / "run", checkpoint_every=1, **options,
         )  # fmt: skip
 

@@ -114,3 +114,47 @@ def test_made_up_pictures_are_the_same_for_everybody():
     assert torch.equal(pictures, made_up_pictures(9))
     assert not torch.equal(pictures, made_up_pictures(9, seed=1))
     assert 0 <= float(pictures.min()) < float(pictures.max()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ((nn.Linear(6, 4), WhitenedInputs(4), nn.Linear(4, 2)), "as the first layer: a row has 6 numbers"),
+        ((WhitenedInputs(6, 2, basis=lambda: torch.randn(5, 3)), nn.Linear(6, 2)), "orthonormal"),
+        ((WhitenedInputs(6, 2, basis=lambda: 100 * torch.eye(6)), nn.Linear(6, 2)), "orthonormal"),
+        ((WhitenedInputs(6, 2, basis=lambda: torch.full((6, 3), math.nan)), nn.Linear(6, 2)), "orthonormal"),
+        ((WhitenedInputs(6, 2, basis=torch.eye(6)), nn.Linear(6, 2)), "orthonormal"),
+    ],
+)
+def test_a_layer_that_cannot_be_filled_is_refused_before_anything_is_booked(tmp_path, layers, said):
+    ledger = sd.Ledger(tmp_path / "ledger.db")
+    ledger.create("data", sd.Budget(5, 1e-4))
+    trainer = sd.Trainer(
+        nn.Sequential(*layers), F.cross_entropy, sd.Budget(1, 1e-5), batch_size=40, steps=5, ledger=ledger,
+        dataset_budget="data",
+    )  # fmt: skip
+    with pytest.raises(InvalidInput, match=said):
+        trainer.fit((rows(), torch.zeros(400).long()))
+    assert ledger.spent("data") == 0
+
+
+def test_items_are_put_together_one_by_one():
+    """A function that mixes in large batches only is seen by no trial, and no step has so many."""
+
+    class Items(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return rows()[index], torch.tensor(0)
+
+    seen = []
+
+    def collate(items):
+        seen.append(len(items))
+        return torch.stack([one[0] for one in items]), torch.stack([one[1] for one in items])
+
+    layer = WhitenedInputs(6)
+    find_components(layer, as_rows(Items(), collate), None, np.random.default_rng(0))
+    assert set(seen) == {1}
+    assert torch.allclose(layer.weight, filled(WhitenedInputs(6), rows()[:40]).weight, atol=1e-5)

@@ -244,3 +244,14 @@ def test_features_tell_how_far_they_are():
     told = []
     scattering_features(torch.zeros(5, 1, 28, 28), batch_size=2, progress=lambda *now: told.append(now))
     assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_a_run_that_has_ended_is_read_by_resume(tmp_path):
+    arguments = [
+        "train", "digits", "--model", "mlp", "--batch-size", "400", "--epochs", "1", "--seed", "0", "--json", "--out",
+        str(tmp_path / "run"),
+    ]  # fmt: skip
+    first, again = (CliRunner().invoke(app, [*arguments, *more]) for more in ([], ["--resume"]))
+    assert again.exit_code == 0, again.output
+    accuracies = [json.loads(one.output)["test_accuracy"] for one in (first, again)]
+    assert accuracies[0] == accuracies[1]

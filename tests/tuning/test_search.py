@@ -280,6 +280,10 @@ class TestStopping:
         ({"patience": 3}, "does not reveal"),
         ({"prune": 0.5}, "does not reveal"),
         ({"prune": 1.0, "selection": "public"}, "between 0 and 1"),
+        (
+            {"prune": 0.5, "selection": "public", "strategy": None, "space": Grid({"batch_size": (20, 50)})},
+            "schedules of their own",
+        ),
         ({"prune": 0.5, "selection": "public", "method": "random-stopping"}, "each run by itself"),
         ({"dataset_budget": "people"}, "go together"),
         ({"method": "hope"}, "no search method"),

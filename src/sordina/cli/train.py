@@ -107,6 +107,13 @@ class TrainingOptions:
         float | None,
         typer.Option(help="For pca-mlp: noise multiplier of its components; by default a tenth of the budget pays."),
     ] = None
+    whitened: Annotated[
+        bool | None,
+        typer.Option(
+            "--whitened/--no-whitened",
+            help="For scattering features: shorten what all images share, found within the budget (so by itself).",
+        ),
+    ] = None
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate; by default chosen from public facts.")] = (
         None
     )
@@ -166,7 +173,7 @@ def _train_file(
     refused = stated(
         training, "activation", "threshold", "learning_rate", "clipping", "sampling", "microbatch",
         "random_labels", "batch_size", "epochs", "features", "optimizer", "averaging", "views", "centred", "noise",
-        "bands", "decay", "components_noise",
+        "bands", "decay", "components_noise", "whitened",
     )  # fmt: skip
     refused += stated(texts) + ([] if run.plan else stated(training, "rows"))
     schema = stated_schema(source, file.schema, "train", refused)
@@ -296,7 +303,7 @@ def _train_texts(
     ledger = booked_on(book.ledger, book.dataset_budget)
     refused = stated(
         training, "activation", "sampling", "rows", "random_labels", "features", "optimizer", "averaging", "views",
-        "centred", "noise", "bands", "decay", "components_noise",
+        "centred", "noise", "bands", "decay", "components_noise", "whitened",
     )  # fmt: skip
     if refused := refused + stated(run, "plan"):
         raise InvalidInput(f"{not_with(refused)} `sordina train` on texts.")
@@ -358,7 +365,7 @@ def _train_named(
         training.batch_size, training.epochs, training.learning_rate, training.sampling, training.microbatch,
         training.seed, training.rows, training.random_labels, texts.task, features, training.optimizer,
         training.averaging, training.views, training.noise, training.bands, training.decay,
-        training.centred, training.components_noise,
+        training.centred, training.components_noise, training.whitened,
     )  # fmt: skip
     if run.plan:
         data = recipe.outline()

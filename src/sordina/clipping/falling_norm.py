@@ -62,7 +62,7 @@ class FallingNormState:
 class FallingNorm:
     """Clip at the typical norm of the first gradients, and lower as soon as next to nobody would be clipped there.
 
-    The default of `sordina.Trainer` where targets are numbers and not classes.
+    The default of `sordina.Trainer` where a model gives back what it is shown.
 
     Args:
         threshold: The threshold with which the search for the typical norm begins.

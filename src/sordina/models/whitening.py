@@ -12,6 +12,7 @@ from sordina.errors import InvalidInput
 from sordina.privacy import check_positive
 
 _DIRECTIONS = 128
+_ORTHONORMAL = 1e-4
 _LEAST = 0.002
 """Directions with a smaller share of the second moment stay as they are."""
 _EDGE = 1 / 3
@@ -56,7 +57,7 @@ class WhitenedInputs(nn.Module):
     ) -> None:
         super().__init__()
         many = min(_DIRECTIONS, inputs) if directions is None else directions
-        if not 1 <= many <= inputs:
+        if not isinstance(many, int) or not 1 <= many <= inputs:
             raise InvalidInput(f"of {inputs} inputs there are 1 to {inputs} directions, got {many}.")
         self.in_features, self.directions = inputs, many
         self.norm = check_positive("norm", norm)
@@ -94,6 +95,18 @@ class WhitenedInputs(nn.Module):
         chosen = (directions[:, -kept:] * shortened.clamp(min=0).sqrt()).to(self.weight)
         self.weight.zero_()
         self.weight[:kept] = (chosen if self.basis is None else self._basis(self.weight) @ chosen).T
+
+    def check_basis(self) -> None:
+        """Refuse a basis that is none: its columns must be orthonormal, as long as an input."""
+        if self.basis is None:
+            return
+        found = self.basis() if callable(self.basis) else self.basis
+        fits = isinstance(found, Tensor) and found.ndim == 2 and len(found) == self.in_features and callable(self.basis)
+        if not fits or not bool(((found.T @ found - torch.eye(found.shape[1])).abs() < _ORTHONORMAL).all()):
+            raise InvalidInput(
+                f"the basis of WhitenedInputs is a function to a matrix of {self.in_features} rows whose columns are "
+                "orthonormal: torch.linalg.qr(matrix)[0] makes them so."
+            )
 
     def _basis(self, like: Tensor) -> Tensor:
         assert self.basis is not None

@@ -386,6 +386,8 @@ def _command(kind: str, recipe: dict[str, Any]) -> str | None:
     for name, value in recipe.items():
         if name not in (subject, "options", "data_seed") and value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [f"{value}"])]
+    if recipe.get("features") == "scattering" and not recipe.get("whitened"):
+        words.append("--no-whitened")  # as runs before there was a choice
     return shlex.join(words)
 
 

@@ -22,7 +22,7 @@ from sordina.models.networks import PCAInputs
 from sordina.models.whitening import WhitenedInputs
 from sordina.privacy import Adjacency, Budget
 from sordina.private_step import add_noise
-from sordina.training.batches import Rows, inputs_and_target
+from sordina.training.batches import Rows, blank_batch, inputs_and_target
 
 FoundInputs: TypeAlias = PCAInputs | WhitenedInputs
 """A layer that a run fills from its rows. `seen` says what is summed up, `fill` keeps what follows from the sum."""
@@ -55,9 +55,31 @@ def components_event(model: nn.Module, budget: Budget, adjacency: Adjacency, *, 
         return None
     if users or adjacency is not Adjacency.ADD_REMOVE:
         raise Unsupported(
-            "principal components are found for records that come or go: leave users out, and sampling as poisson."
+            f"what {type(layer).__name__} needs is found for records that come or go: leave users out, and sampling "
+            "as poisson."
         )
     return Gaussian(layer.noise_multiplier or noise_multiplier(Gaussian, budget, adjacency) / math.sqrt(layer.share))
+
+
+def check_components(model: nn.Module, rows: Rows) -> None:
+    """Refuse, before anything is booked, a layer that cannot be filled from ``rows``.
+
+    Args:
+        model: What is to be trained.
+        rows: The data, of which only the form counts.
+    """
+    layer = components_of(model)
+    if layer is None:
+        return
+    (inputs, *_), _ = inputs_and_target(blank_batch(rows)[0])
+    width, name = inputs[0].numel(), type(layer).__name__
+    if width != layer.in_features:
+        raise InvalidInput(
+            f"{name} takes the inputs themselves, as the first layer: a row has {width} numbers, the layer "
+            f"{layer.in_features}."
+        )
+    if isinstance(layer, WhitenedInputs):
+        layer.check_basis()
 
 
 @torch.no_grad()
@@ -71,8 +93,11 @@ def find_components(layer: FoundInputs, rows: Rows, event: Event | None, rng: np
         rng: A secure generator if what comes out is to be released.
     """
     total: Tensor | None = None
-    for start in range(0, rows.size, _ROWS):
-        (inputs, *_), _ = inputs_and_target(rows.take(np.arange(start, min(start + _ROWS, rows.size))))
+    piece = (
+        _ROWS if isinstance(rows.source, tuple) else 1
+    )  # what puts items together may mix many, and be seen by nobody
+    for start in range(0, rows.size, piece):
+        (inputs, *_), _ = inputs_and_target(rows.take(np.arange(start, min(start + piece, rows.size))))
         flat = layer.seen(inputs.detach().flatten(1).cpu())
         norms = flat.norm(dim=1, keepdim=True)
         short = flat * (layer.row_norm / norms.clamp(min=1e-300)).clamp(max=1.0)

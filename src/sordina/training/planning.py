@@ -34,6 +34,8 @@ _SIZES = (64, 256, 1024, 2048, 4096)
 _FEWEST_STEPS = 150
 """A shorter run does not come to its end, however strong its steps are."""
 _ENOUGH_STEPS = 300
+_MANY_NUMBERS = 16
+"""Fewer may be the shares of so many classes, beside as many inputs."""
 _GOOD, _FAIR = 0.9, 0.88
 """The length of a run is the least whose strength is `_GOOD` times the best one's. Within it, runs of fewer than
 `_ENOUGH_STEPS` get smaller batches, as far as a strength of `_FAIR` allows: a step's signal is bounded, so that few
@@ -290,16 +292,17 @@ def planned_schedule(
 def planned_clipping(data: Any) -> Policy[Any]:
     """How gradients are clipped for who does not say, from the form of a target.
 
-    Where a target is several numbers (a picture, a signal) all gradients shrink as a model learns, and the threshold
-    with them; a class, or one number that may be one, can be rare, so there it stays.
+    Where a model gives back what it is shown (a picture, a signal) all gradients shrink as it learns, and the threshold
+    with them. Classes can be rare, also as one number each or as shares, so there it stays.
 
     Args:
         data: What is trained on; only shapes and types count.
     """
     batch, _ = blank_batch(as_rows(data))
     try:
-        target = inputs_and_target(batch)[1]
-        several = target.is_floating_point() and target[0].numel() > 1
+        inputs, target = inputs_and_target(batch)
+        alike = any(each.shape == target.shape for each in inputs)
+        gives_back = alike and target.is_floating_point() and target[0].numel() >= _MANY_NUMBERS
     except (AttributeError, TypeError, KeyError, IndexError):  # a batch of another form: its loss knows what is what
-        several = False
-    return FallingNorm() if several else TypicalNorm()
+        gives_back = False
+    return FallingNorm() if gives_back else TypicalNorm()

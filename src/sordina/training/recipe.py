@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,7 @@ from sordina.plan import Plan, make_plan
 from sordina.privacy import Budget, check_positive, check_seed
 from sordina.privacy_claim import PrivacyClaim
 from sordina.progress import Progress, silent
-from sordina.run_folder import MODEL, RECIPE, read_claim, read_json
+from sordina.run_folder import METRICS, MODEL, RECIPE, read_claim, read_json
 from sordina.training.augmentation import ImageShift
 from sordina.training.averaging import averaging_named
 from sordina.training.checkpoint import read_tensors
@@ -368,10 +369,12 @@ class TrainingRecipe:
 def _whitened_model(data: Data, seed: int) -> nn.Module:
     """Inputs of one norm, shortened where all are alike, and a linear model, its first weights drawn from ``seed``."""
     linear = models.build_for(data, "logistic", seed=seed)
-    whitening = models.WhitenedInputs(
-        data.train.tensors[0][0].numel(), basis=lambda: usual_directions(usual_features().numpy().tobytes())
-    )
+    whitening = models.WhitenedInputs(data.train.tensors[0][0].numel(), basis=_usual_basis)
     return nn.Sequential(whitening, linear)
+
+
+def _usual_basis() -> Tensor:
+    return usual_directions(usual_features().numpy().tobytes())
 
 
 @functools.cache
@@ -506,7 +509,10 @@ def train(
     trainer = recipe.trainer(
         data, folder=folder, ledger=ledger, dataset_budget=dataset_budget, progress=progress, recipe=kept
     )
-    return trainer.fit(data.train, validation=data.test, resume=resume)
+    done = trainer.fit(data.train, validation=data.test, resume=resume)
+    if not done.validation and folder is not None:  # it had ended before: its scores are in its folder
+        done.history.extend(json.loads(line) for line in private_files.read(Path(folder) / METRICS).splitlines())
+    return done
 
 
 def open_run(folder: str | Path) -> tuple[TrainingRecipe, Data, nn.Module, PrivacyClaim]:

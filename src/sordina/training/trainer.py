@@ -39,7 +39,7 @@ from sordina.training.augmentation import Augmentation
 from sordina.training.averaging import Averaging, averaging_named
 from sordina.training.batches import Collate, Rows, as_rows, blank_batch, inputs_and_target
 from sordina.training.callbacks import Callback, MetricsFile, ProgressBar, StopTraining, TensorBoard, ToldProgress
-from sordina.training.components import components_event
+from sordina.training.components import check_components, components_event
 from sordina.training.convexity import facts_of_loss
 from sordina.training.held_records import refuse_held_records
 from sordina.training.learning_rates import AutomaticRate, Rate
@@ -210,6 +210,7 @@ def make_private(
         rows.check_alike()
     if plan.private:
         refuse_held_records(model, rows.source)
+    check_components(model, rows)
     private = Private(
         model, optimizer, rows, plan, clipping or TypicalNorm(),
         rng=random.generator(seed), users=users, microbatch=microbatch, learning_rate=learning_rate,
@@ -224,7 +225,6 @@ def make_private(
 
 
 # Train a model under a budget: state it once, fit, read the guarantee.
-#
 # trainer = sd.Trainer(model, loss=torch.nn.functional.cross_entropy, budget=sd.Budget(epsilon=3, delta=1e-5),
 #                      batch_size=512, epochs=10)
 # run = trainer.fit(train_data, validation=test_data)

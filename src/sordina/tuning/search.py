@@ -272,9 +272,21 @@ class Search:
                     f"{name} looks at validation scores, which private selection does not reveal: leave it out, or "
                     "select on public data."
                 )
+        if self.prune is not None and (own := self._schedules()):
+            raise InvalidInput(
+                f"prune compares runs at the same step, and these have schedules of their own ({', '.join(own)} in the "
+                "space): leave it out, or give all runs one schedule."
+            )
         if resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the search to resume: Search(..., folder=...).")
         return selection
+
+    def _schedules(self) -> list[str]:
+        """Which parts of a schedule differ from run to run."""
+        space: Any = self.space
+        points = space.configurations(np.random.default_rng(0))
+        made = [fields_of(self.strategy, point) for point in points]
+        return [name for name in ("batch_size", "epochs", "steps") if any(name in one for one in made)]
 
     def _check_data(self, source: Source, selection: Selection) -> None:
         """Shapes, types, labels and whether samples stay apart, before anything is reserved.
@@ -391,8 +403,9 @@ class Search:
         layer = components_of(one.model)
         if layer is not None and layer.noise_multiplier is None:
             raise InvalidInput(
-                "in a search every run pays for its principal components: state their noise, by "
-                "PCAInputs(noise_multiplier=20) or on the command line by --components-noise 20."
+                f"in a search every run pays for what {type(layer).__name__} finds: state its noise, by "
+                f"{type(layer).__name__}(noise_multiplier=20) or, for pca-mlp on the command line, by "
+                "--components-noise 20."
             )
         before = components_event(one.model, self.budget, sampler.adjacency, users=one.users is not None)
         unit = Unit.RECORD if one.users is None else Unit.USER
