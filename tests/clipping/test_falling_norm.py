@@ -125,3 +125,10 @@ def test_a_run_begun_with_another_clipping_is_not_resumed_with_this_one(tmp_path
     with pytest.raises(InvalidInput, match="clipping was"):
         trainer().fit((pictures, pictures), resume=True)
     assert trainer(clipping=TypicalNorm()).fit((pictures, pictures), resume=True).steps == 40
+
+
+def test_where_gradients_differ_much_it_falls_as_the_longest_do():
+    spread = torch.exp(torch.randn(BATCH, generator=torch.Generator().manual_seed(0)))
+    found = thresholds(FallingNorm(), lambda t: spread if t < 60 else 0.1 * spread, steps=300)
+    assert found[59] == pytest.approx(1.0, rel=0.5)
+    assert found[-1] == pytest.approx(0.1 * found[59], rel=0.6)

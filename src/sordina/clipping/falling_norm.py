@@ -1,19 +1,20 @@
-"""A threshold that begins at the typical norm and falls while next to nobody is clipped by it.
+"""A threshold that begins at the typical norm and falls as the longest gradients do.
 
 Where a model is to give back what it is shown, or a number, the gradients of *all* samples shrink as it learns. A
 threshold that stays then has noise added for lengths that no gradient has any more. One that follows the usual norm
 would lose who is rare (`sordina.clipping.typical_norm` says why); so this one follows the longest.
 
-How: once the typical norm is found, every step releases, beside the gradient, the share of the batch whose norm is
-above the boundary
+How: a public *boundary* b, which begins at twice the typical norm, follows the norm that all but a `rare` share stay
+below. Once the typical norm is found, every step releases, beside the gradient, the share of the batch whose norm is
+above b / f, for a factor f. The released shares since b last moved have a mean m and, since the noise and the size of
+the batch are known, a standard error s. If ``m + 2 s <= rare``, and ``2 s <= rare`` too, b falls by f; if
+``m - 2 s > 2 rare``, it rises by f. The threshold is
 
-    b = 2 C / f,    C the threshold, f the factor by which it would fall.
+    C = typical norm * b / (the largest b so far):
 
-The released shares since C last changed have a mean m and, since the noise and the size of the batch are known, a
-standard error s. If ``m + 2 s <= rare``, and ``2 s <= rare`` too, C falls by f: all but that share have norms below
-twice the new threshold. If ``m - 2 s > 4 rare``, it rises by f, up to where it began. A label that more than `rare` of
-the samples have so keeps its weight for as long as it is not learnt. Where noise hides so small a share the threshold
-stays where it is.
+where the longest gradients are a tenth of what they were, C is a tenth of what it was. A label that more than `rare` of
+the samples have so keeps most of its weight for as long as it is not learnt. Where noise hides so small a share the
+threshold stays where it is.
 
 The count has sensitivity one, and shares the noise with the gradient by Prop. 1 of 000: the gradient's grows by
 `inflation`.
@@ -35,13 +36,13 @@ from sordina.privacy import Adjacency, check_positive
 from sordina.queries import Query, Released, ScalarQuery, Scalars, VectorQuery
 
 _BOUNDARY = 2.0
-"""Who is counted is this many times as long as the threshold would be."""
+"""The boundary over the typical norm, at first."""
 _SURE = 2.0
 """So many standard errors."""
-_MANY = 4.0
-"""The threshold rises again where more than this many times the rare share are counted."""
+_MANY = 2.0
+"""The boundary rises where more than this many times the rare share are counted."""
 _MEMORY = 256
-"""Of more steps than these at one threshold the older half counts for half."""
+"""Of more steps than these at one boundary the older half counts for half."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class FallingNormState:
     """How far the search for the typical norm is, and what was seen since the threshold last changed."""
 
     search: TypicalNormState
-    fallen: float = 0.0
-    """The logarithm of the threshold over where it began."""
+    level: float = 0.0
+    highest: float = 0.0
+    """The logarithm of the boundary over where it began, and the largest so far."""
     share: float = 0.0
     variance: float = 0.0
     """The mean of the released shares, and the variance of the noise on that mean."""
@@ -60,14 +62,14 @@ class FallingNormState:
 @checked
 @dataclass(frozen=True)
 class FallingNorm:
-    """Clip at the typical norm of the first gradients, and lower as soon as next to nobody would be clipped there.
+    """Clip at the typical norm of the first gradients, and lower as the longest gradients shrink.
 
     The default of `sordina.Trainer` where a model gives back what it is shown.
 
     Args:
         threshold: The threshold with which the search for the typical norm begins.
-        rare: So large a share of the samples may be longer than twice the threshold when it falls.
-        factor: By how much it falls, or rises again.
+        rare: So large a share of the samples may be longer than the boundary.
+        factor: By how much the boundary, and so the threshold, falls or rises at once.
         inflation: By how much the gradient's noise grows for the count of those who are longer.
     """
 
@@ -81,7 +83,7 @@ class FallingNorm:
         check_positive("inflation", self.inflation)
         if not 0 < self.rare < 0.5:
             raise InvalidInput(f"the rare share must lie in (0, 0.5), got {self.rare}.")
-        if not 1 < self.factor <= _BOUNDARY:
+        if not 1 < self.factor <= 2:
             raise InvalidInput(f"the factor by which a threshold falls must lie in (1, 2], got {self.factor}.")
 
     @cached_property
@@ -102,7 +104,8 @@ class FallingNorm:
         if not state.search.found:
             return self.search.ask(scalars, state.search)
         norms, threshold = scalars.norms, self.current_threshold(state)
-        longer = norms.isfinite() & (norms > _BOUNDARY * threshold / self.factor)
+        boundary = moved(_BOUNDARY * self.search.current_threshold(state.search), state.level) / self.factor
+        longer = norms.isfinite() & (norms > boundary)
         return VectorQuery(shrink(norms, threshold)), ScalarQuery(longer.to(norms))
 
     def bounds(self, state: FallingNormState, adjacency: Adjacency) -> tuple[float, ...]:
@@ -122,7 +125,7 @@ class FallingNorm:
         return side_query(noise_multiplier, self.inflation)
 
     def adapt(self, state: FallingNormState, released: Released) -> FallingNormState:
-        """Search, or look whether the threshold may fall or must rise."""
+        """Search, or look whether the boundary may fall or must rise."""
         if not state.search.found:
             return replace(state, search=self.search.adapt(state.search, released))
         before = min(state.steps, _MEMORY // 2) if state.steps >= _MEMORY else state.steps
@@ -132,14 +135,15 @@ class FallingNorm:
         variance = (before**2 * state.variance + noise) / steps**2
         doubt = _SURE * math.sqrt(variance + self.rare / (released.divisor * steps))
         if doubt <= self.rare and share + doubt <= self.rare:
-            return FallingNormState(state.search, state.fallen - math.log(self.factor))
-        if share - doubt > _MANY * self.rare and state.fallen < 0:
-            return FallingNormState(state.search, min(0.0, state.fallen + math.log(self.factor)))
+            return FallingNormState(state.search, state.level - math.log(self.factor), state.highest)
+        if share - doubt > _MANY * self.rare:
+            level = state.level + math.log(self.factor)
+            return FallingNormState(state.search, level, max(level, state.highest))
         return replace(state, share=share, variance=variance, steps=steps)
 
     def current_threshold(self, state: FallingNormState) -> float:
-        """The typical norm, times how far the threshold has fallen."""
-        return moved(self.search.current_threshold(state.search), state.fallen)
+        """The typical norm, times how far the boundary has fallen."""
+        return moved(self.search.current_threshold(state.search), state.level - state.highest)
 
     def released_norm(self, state: FallingNormState) -> ReleasedNorm:
         """The typical norm of first gradients, for who chooses the length of a step."""
