@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from sordina import datasets, private_files
-from sordina.clipping import Fixed, TypicalNorm
+from sordina.clipping import FallingNorm, Fixed, TypicalNorm
 from sordina.errors import InvalidInput, TrainingFailed
 from sordina.privacy import Budget
 from sordina.reproduction.experiment import ExperimentFindings, Job, Panel, PlottedCurve, Value
@@ -273,7 +273,7 @@ class CellResult:
 
 def rule() -> str:
     """A hash of the default's own files: runs of an earlier default are not taken for runs of this one."""
-    files = [Path(inspect.getfile(part)) for part in (TypicalNorm, AutomaticRate, facts_of_loss)]
+    files = [Path(inspect.getfile(part)) for part in (TypicalNorm, FallingNorm, AutomaticRate, facts_of_loss)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
